@@ -1,0 +1,69 @@
+"""What changed, by whom and when: the domain models behind the messages of stream SPUR_EVENTS."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from spur_events.schemas.accounts import Frozen, Revision
+
+
+class ChangeKind(StrEnum):
+    """What happened to an account. The values are those that the database triggers write."""
+
+    ACCOUNT_ADDED = "account_added"
+    ACCOUNT_CHANGED = "account_changed"
+    ACCOUNT_DELETED = "account_deleted"
+    MEMBER_ADDED = "member_added"
+    MEMBER_CHANGED = "member_changed"
+    MEMBER_REMOVED = "member_removed"
+    REPUBLISHED = "republished"
+
+
+class Actor(Frozen):
+    """Who made a change: the database role is proven, the operating-system user is only stated."""
+
+    database_user: str
+    os_user: str = ""
+    application: str = ""
+
+
+class Change(Frozen):
+    """One change of one account or member; `id` is its outbox row, unique in an installation.
+
+    `before` and `after` are JSON objects of the changed columns, empty where there is nothing to show.
+    """
+
+    id: int
+    kind: ChangeKind
+    user: str = ""
+    before: str = ""
+    after: str = ""
+    actor: Actor
+    at: datetime
+
+
+class AccountChanged(Frozen):
+    """An account has a new state in the bucket, at `revision`, because of `changes`."""
+
+    installation: str
+    revision: Revision
+    name: str
+    changes: tuple[Change, ...]
+    part: int = 1
+    parts: int = 1
+
+
+class RecheckReason(StrEnum):
+    """Why an account is looked at again."""
+
+    RETRY = "retry"
+    BEHIND = "behind"
+    RESYNC = "resync"
+    REQUEST = "request"
+
+
+class Recheck(Frozen):
+    """Asks the one writer of an account on a cluster to compare the account's objects with its state."""
+
+    installation: str
+    slug: str
+    reason: RecheckReason

@@ -1,0 +1,1 @@
+"""Generated from proto/ by scripts/proto: committed, never edited, compared by a test."""

@@ -1,0 +1,65 @@
+"""Subjects, keys, stream and bucket names: every name on the bus, in one place.
+
+Slugs hold only `[a-z0-9-]`, so one slug is one subject token and one key token (schemas.names).
+"""
+
+import hashlib
+import re
+
+EVENTS_STREAM = "SPUR_EVENTS"
+PARKED_STREAM = "SPUR_PARKED"
+ACCOUNTS_BUCKET = "spur-accounts"
+STATUS_BUCKET = "spur-status"
+RELAY_KEY = "relay"
+
+#: Key in the metadata of SPUR_EVENTS that holds the number of partitions, fixed when the stream is made.
+PARTITIONS_METADATA = "spur-events-partitions"
+
+ALL_CHANGES = "spur.change.>"
+
+_TOKEN = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def is_cluster_name(name: str) -> bool:
+    """Return whether a cluster may be called so: a lower-case label, since the name is a subject token."""
+    return _TOKEN.fullmatch(name) is not None and name != RELAY_KEY
+
+
+def partition(slug: str, partitions: int) -> int:
+    """Return the partition of an account: the same in every process and version."""
+    return int.from_bytes(hashlib.sha256(slug.encode("ascii")).digest()[:8], "big") % partitions
+
+
+def change(slug: str, partitions: int) -> str:
+    """Return the subject of an account's change events."""
+    return f"spur.change.{partition(slug, partitions)}.{slug}"
+
+
+def recheck(cluster: str, slug: str, partitions: int) -> str:
+    """Return the subject that asks one cluster to look at an account again."""
+    return f"spur.recheck.{cluster}.{partition(slug, partitions)}.{slug}"
+
+
+def partition_filters(cluster: str, number: int) -> list[str]:
+    """Return what the consumer of one partition on one cluster listens to."""
+    return [f"spur.change.{number}.>", f"spur.recheck.{cluster}.{number}.>"]
+
+
+def durable(cluster: str, number: int) -> str:
+    """Return the name of the durable consumer of one partition on one cluster."""
+    return f"apply-{cluster}-{number}"
+
+
+def status_key(cluster: str, slug: str) -> str:
+    """Return the key of an account's status on one cluster."""
+    return f"{cluster}.{slug}"
+
+
+def slug_of(subject: str) -> str:
+    """Return the last token of a change or recheck subject, or of a status key: the slug."""
+    return subject.rpartition(".")[2]
+
+
+def parked(cluster: str, reason: str) -> str:
+    """Return the subject under which a message that cannot be processed is parked."""
+    return f"spur.parked.{cluster}.{reason}"

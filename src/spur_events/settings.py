@@ -1,0 +1,186 @@
+"""Every setting: grouped, with its unit and default, read once by the command line.
+
+From `SPUR_EVENTS_<GROUP>_<NAME>` in the environment, then from the TOML file that `SPUR_EVENTS_CONFIG` names
+(or /etc/spur-events/config.toml), where each group is a table. docs/configuration.md is made from this file.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from spur_events import errors
+from spur_events.schemas import subjects
+
+CONFIG_VARIABLE = "SPUR_EVENTS_CONFIG"
+DEFAULT_CONFIG = Path("/etc/spur-events/config.toml")
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Database(_Group):
+    """The accounting database. Only the relay, `db migrate` and `sacctmgr` connect to it."""
+
+    url: SecretStr = Field(
+        SecretStr("postgresql://127.0.0.1:5432/spur"),
+        description="Connection string (libpq URL or key=value pairs); may hold a password.",
+    )
+    connect_timeout_s: int = Field(
+        10, ge=1, le=300, description="Seconds that one attempt to connect may take."
+    )
+
+
+class Nats(_Group):
+    """The NATS server, 2.10 or later with JetStream."""
+
+    url: str = Field("nats://127.0.0.1:4222", description="Address, or several separated by commas.")
+    user: str = Field("", description="User name, where the server asks for one.")
+    password: SecretStr = Field(SecretStr(""), description="Password of that user.")
+    credentials: Path | None = Field(
+        None, description="Credentials file (JWT and nkey seed) instead of a user."
+    )
+    ca: Path | None = Field(None, description="CA bundle that signed the server's certificate; turns TLS on.")
+    connect_timeout_s: int = Field(
+        5, ge=1, le=300, description="Seconds that one attempt to connect may take."
+    )
+    replicas: int = Field(1, ge=1, le=5, description="Copies of streams and buckets in a NATS cluster.")
+    partitions: int = Field(
+        16, ge=1, le=256, description="Partitions of the event stream; fixed when the stream is made."
+    )
+
+
+class Relay(_Group):
+    """The relay, between database and NATS."""
+
+    poll_interval_s: float = Field(
+        1.0, gt=0, le=60, description="Seconds after which the outbox is read even without a notification."
+    )
+    batch_rows: int = Field(500, ge=1, le=10000, description="Outbox rows taken in one transaction.")
+    changes_per_event: int = Field(
+        200, ge=1, le=5000, description="Changes in one event; a longer list is split over several."
+    )
+    heartbeat_s: float = Field(
+        5.0, gt=0, le=30, description="Seconds between two heartbeats in the status bucket."
+    )
+
+
+class Kubernetes(_Group):
+    """The cluster that this process writes to."""
+
+    cluster: str = Field(
+        "default", description="Name of the cluster in subjects and keys: a lower-case label."
+    )
+    kubeconfig: Path | None = Field(
+        None, description="Kubeconfig file; default: KUBECONFIG, then the pod's own ServiceAccount."
+    )
+    timeout_s: float = Field(10.0, gt=0, le=60, description="Seconds that one request may take.")
+    concurrency: int = Field(32, ge=1, le=512, description="Requests in flight at once, per process.")
+
+    @field_validator("cluster")
+    @classmethod
+    def _is_label(cls, value: str) -> str:
+        if not subjects.is_cluster_name(value):
+            raise ValueError(
+                "a cluster's name is a lower-case label of at most 63 characters, and not 'relay'"
+            )
+        return value
+
+
+class Apply(_Group):
+    """The apply consumers, between NATS and a cluster."""
+
+    ack_wait_s: float = Field(
+        30.0, ge=1, le=600, description="Seconds after which an unanswered event goes to another worker."
+    )
+    retry_min_s: float = Field(
+        1.0, gt=0, le=60, description="Seconds before the first retry of a failed account."
+    )
+    retry_max_s: float = Field(60.0, gt=0, le=3600, description="Seconds between retries at most.")
+    sweep_interval_s: float = Field(
+        15.0, gt=0, le=3600, description="Seconds between two looks for accounts whose status is behind."
+    )
+
+
+class Quota(_Group):
+    """How an allocation becomes a quota."""
+
+    mode: Literal["requests", "requests+limits"] = Field(
+        "requests", description="Cap requests only, or limits as well with equal default limits."
+    )
+    unallocated: Literal["closed", "open"] = Field(
+        "closed", description="An account without any allocation: no pods at all, or no quota."
+    )
+    gpu_resource: str = Field("amd.com/gpu", description="Extended resource that untyped gres/gpu counts.")
+    gpu_types: dict[str, str] = Field(
+        {}, description='Extended resource of each GPU type, for example {"a100": "nvidia.com/gpu"}.'
+    )
+    default_cpu_milli: int = Field(
+        100, ge=1, description="Default CPU request of a container without one, in thousandths of a core."
+    )
+    default_mem_mb: int = Field(
+        128, ge=1, description="Default memory request of a container without one, in base-10 MB."
+    )
+
+
+class Settings(BaseSettings):
+    """All groups. `load` reads them; nothing else does."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SPUR_EVENTS_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+    )
+
+    database: Database = Database()
+    nats: Nats = Nats()
+    relay: Relay = Relay()
+    kubernetes: Kubernetes = Kubernetes()
+    apply: Apply = Apply()
+    quota: Quota = Quota()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: arguments, environment, TOML file."""
+        named = os.environ.get(CONFIG_VARIABLE)
+        toml = TomlConfigSettingsSource(settings_cls, Path(named) if named else DEFAULT_CONFIG)
+        return init_settings, env_settings, toml
+
+
+def load() -> Settings:
+    """Read all settings.
+
+    Raises:
+        MisconfiguredError: naming each setting at fault, its value and what it may be.
+    """
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named and not Path(named).is_file():
+        raise errors.MisconfiguredError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = [
+            f"setting {'.'.join(str(part) for part in fault['loc'])} "
+            f"(environment: SPUR_EVENTS_{'_'.join(str(part) for part in fault['loc'][:2]).upper()}): {fault['msg']}"
+            for fault in error.errors(include_url=False, include_input=False)
+        ]
+        raise errors.MisconfiguredError("; ".join(lines)) from error
+    except ValueError as error:
+        raise errors.MisconfiguredError(f"settings cannot be read: {error}") from error
