@@ -14,6 +14,8 @@ RELAY_KEY = "relay"
 
 #: Key in the metadata of SPUR_EVENTS that holds the number of partitions, fixed when the stream is made.
 PARTITIONS_METADATA = "spur-events-partitions"
+#: Key in the metadata of SPUR_EVENTS that holds the id of the installation that publishes to it.
+INSTALLATION_METADATA = "spur-events-installation"
 
 ALL_CHANGES = "spur.change.>"
 

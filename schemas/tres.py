@@ -125,5 +125,5 @@ def merge(stored: Mapping[str, int | None], change: Mapping[str, int | None]) ->
     on purpose, which is not the same as never having been given an allocation (design rules 5 and 6).
     """
     merged = {**stored, **change}
-    counted = {name: value for name, value in merged.items() if value is not None}
+    counted: Limits = {name: value for name, value in merged.items() if value is not None}
     return counted or merged

@@ -102,7 +102,7 @@ def translated(settings: Database) -> Iterator[None]:
             f"database at {address(settings)}: {_first_line(error)};"
             " run 'spur-events db migrate' or check the role's rights"
         ) from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError) as error:
         raise errors.UnreachableError(
             f"no connection to the database at {address(settings)}: {_first_line(error)};"
             " check SPUR_EVENTS_DATABASE_URL and that the server runs"
@@ -111,5 +111,5 @@ def translated(settings: Database) -> Iterator[None]:
         raise errors.PermanentError(f"database at {address(settings)}: {_first_line(error)}") from error
 
 
-def _first_line(error: psycopg.Error) -> str:
+def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,1 @@
+DELETE FROM spur_events.outbox WHERE id = ANY(%(ids)s)

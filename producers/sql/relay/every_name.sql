@@ -1,0 +1,1 @@
+SELECT name FROM accounts UNION SELECT account FROM spur_events.tombstones

@@ -1,0 +1,1 @@
+DELETE FROM spur_events.allocations WHERE account = ANY(%(names)s)

@@ -1,0 +1,458 @@
+"""The only module that imports nats: the bus as the rest of the project sees it.
+
+Models go in, models come out (schemas.codec); driver errors leave in our tree. Streams and buckets are
+declared in deploy/nats/topology.json and made or reconciled by `Bus.ensure_topology`.
+"""
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Generic, TypeVar
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+
+from spur_events import errors
+from spur_events.schemas import codec, subjects
+from spur_events.schemas.accounts import Frozen
+from spur_events.settings import Nats
+
+M = TypeVar("M", bound=Frozen)
+
+_WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+#: Seconds that one request to the server may take; also how long a lost acknowledgement goes unnoticed.
+REQUEST_TIMEOUT_S = 5.0
+_READ_BATCH = 256
+
+
+class StaleError(errors.TemporaryError):
+    """A conditional write lost: somebody else wrote the key since it was read."""
+
+
+class MissingError(errors.TemporaryError):
+    """A stream, bucket or consumer does not exist (yet, or any more)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Generic[M]):
+    """A value of a bucket and the bucket's revision of it (for conditional writes)."""
+
+    value: M
+    sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """A value of a bucket that cannot be read, and why."""
+
+    problem: str
+    sequence: int
+
+
+def topology() -> dict[str, Any]:
+    """Return the declared streams and the settings that all our consumers share."""
+    text = resources.files("spur_events").joinpath("deploy/nats/topology.json").read_text("utf-8")
+    declared: dict[str, Any] = json.loads(text)
+    return declared
+
+
+@asynccontextmanager
+async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
+    """Connect, and reconnect for ever afterwards; the first connection must succeed.
+
+    Raises:
+        UnreachableError: if no server answers in time; it names the address.
+        MisconfiguredError: if the server refuses the credentials.
+    """
+    client = Client()
+    options: dict[str, Any] = {
+        "servers": settings.url.split(","),
+        "name": name,
+        "connect_timeout": settings.connect_timeout_s,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.25,
+        "ping_interval": 5,
+        "max_outstanding_pings": 2,
+        "error_cb": _ignore,
+        # A request that cannot be sent now must fail now: a stale write sent after a reconnect helps nobody.
+        "pending_size": 0,
+    }
+    if settings.user:
+        options |= {"user": settings.user, "password": settings.password.get_secret_value()}
+    if settings.credentials is not None:
+        options["user_credentials"] = str(settings.credentials)
+    if settings.ca is not None:
+        options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
+    where = f"NATS at {settings.url}"
+    # The driver tries for ever; one round over the servers is enough to tell a person.
+    first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
+    try:
+        probe = Client()
+        await probe.connect(**first)
+        await probe.close()
+        await client.connect(**options)
+    except (nats.errors.Error, OSError, ssl.SSLError) as error:
+        text = str(error) or type(error).__name__
+        if "authorization" in text.lower():
+            raise errors.MisconfiguredError(
+                f"{where} refuses the credentials: {text}; check SPUR_EVENTS_NATS_USER, _PASSWORD, _CREDENTIALS"
+            ) from error
+        raise errors.UnreachableError(
+            f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
+        ) from error
+    try:
+        yield Bus(client, settings)
+    finally:
+        await client.close()
+
+
+async def _ignore(_error: Exception) -> None:
+    """Swallow what the driver reports on the side: every failed request raises at its caller as well."""
+
+
+class Bus:
+    """Streams and buckets over one connection."""
+
+    def __init__(self, client: Client, settings: Nats) -> None:
+        self._client = client
+        self._settings = settings
+        self._js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up at this moment."""
+        return self._client.is_connected
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions, as configured; `ensure_topology` and `check_topology` compare it."""
+        return self._settings.partitions
+
+    async def ensure_topology(self, installation: str) -> None:
+        """Create the streams and buckets that are missing, and bring the settings of the others up to date.
+
+        Raises:
+            MisconfiguredError: naming the setting that cannot be changed in place, or a stream that belongs
+                to another installation or has another number of partitions.
+        """
+        for declared in topology()["streams"]:
+            wanted = {**declared, "num_replicas": self._settings.replicas}
+            if wanted["name"] == subjects.EVENTS_STREAM:
+                wanted["metadata"] = {
+                    subjects.PARTITIONS_METADATA: str(self._settings.partitions),
+                    subjects.INSTALLATION_METADATA: installation,
+                }
+            with self._translated():
+                await self._ensure_stream(wanted)
+
+    async def _ensure_stream(self, wanted: dict[str, Any]) -> None:
+        name = wanted["name"]
+        try:
+            live = (await self._js.stream_info(name)).config
+        except nats.js.errors.NotFoundError:
+            await self._js.add_stream(api.StreamConfig(**wanted))
+            return
+        if name == subjects.EVENTS_STREAM:
+            self._check_metadata(live.metadata or {}, wanted["metadata"][subjects.INSTALLATION_METADATA])
+            wanted["metadata"] = {**(live.metadata or {}), **wanted["metadata"]}
+        differing = _differing(wanted, live)
+        if not differing:
+            return
+        refusal = "the server kept the old value"
+        # One setting at a time, so that a refusal names just what cannot be changed.
+        for key in differing:
+            try:
+                live = (await self._js.update_stream(live.evolve(**{key: wanted[key]}))).config
+            except nats.js.errors.APIError as error:
+                refusal = str(error.description)
+        if still := _differing(wanted, live):
+            raise errors.MisconfiguredError(
+                f"stream {name}: "
+                + ", ".join(f"{k} is {v!r} and should be {wanted[k]!r}" for k, v in still.items())
+                + f"; it cannot be changed in place ({refusal});"
+                " remove the stream, or set it back, and start again (docs/operations.md)"
+            )
+
+    def _check_metadata(self, live: Mapping[str, str], installation: str | None) -> str:
+        partitions = live.get(subjects.PARTITIONS_METADATA, "")
+        if partitions != str(self._settings.partitions):
+            raise errors.MisconfiguredError(
+                f"stream {subjects.EVENTS_STREAM} was made with {partitions or 'an unknown number of'} partitions,"
+                f" not {self._settings.partitions}; set SPUR_EVENTS_NATS_PARTITIONS to what it was made with"
+            )
+        owner = live.get(subjects.INSTALLATION_METADATA, "")
+        if installation is not None and owner != installation:
+            raise errors.MisconfiguredError(
+                f"stream {subjects.EVENTS_STREAM} belongs to installation {owner or 'unknown'}, the database is"
+                f" installation {installation}; point SPUR_EVENTS_DATABASE_URL and _NATS_URL at the same one"
+            )
+        return owner
+
+    async def check_topology(self) -> str:
+        """Return the installation that the streams belong to.
+
+        Raises:
+            MissingError: if the relay has not made the streams yet.
+            MisconfiguredError: if the number of partitions differs.
+        """
+        with self._translated():
+            info = await self._js.stream_info(subjects.EVENTS_STREAM)
+        return self._check_metadata(info.config.metadata or {}, None)
+
+    async def publish(
+        self, subject: str, model: Frozen, *, message_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Publish to a stream and wait for the acknowledgement; returns the message's sequence.
+
+        The same `message_id` within the stream's duplicate window is stored once.
+        """
+        data, own = codec.encode(model, self._client.max_payload)
+        with self._translated():
+            ack = await self._js.publish(
+                subject, data, headers={**(headers or {}), **own, api.Header.MSG_ID: message_id}
+            )
+        return int(ack.seq)
+
+    async def publish_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+        """Publish bytes as they are, for parking what cannot be decoded, and wait for the acknowledgement."""
+        with self._translated():
+            await self._js.publish(subject, data, headers=dict(headers))
+
+    async def get(self, bucket: str, key: str, kind: type[M], *, newest: bool = False) -> Entry[M] | None:
+        """Return the value of a key, or None where there is none.
+
+        Any replica may answer and be a moment behind; with `newest` the bucket's leader does.
+
+        Raises:
+            CodecError: if the value is not what it should be.
+        """
+        with self._translated():
+            try:
+                raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}", direct=not newest)
+            except nats.js.errors.NotFoundError as error:
+                if isinstance(error, nats.js.errors.APIError) and error.err_code == _STREAM_NOT_FOUND:
+                    raise
+                return None
+        headers = raw.headers or {}
+        if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+            return None
+        return Entry(value=codec.decode(kind, raw.data or b"", headers), sequence=int(raw.seq or 0))
+
+    async def put(self, bucket: str, key: str, model: Frozen, *, last: int | None = None) -> int:
+        """Write a key and return the bucket's new revision of it.
+
+        With `last` only if the key's revision still is `last` (0: there is none).
+
+        Raises:
+            StaleError: if it is not.
+            TooLargeError: if the value exceeds the server's max payload even when compressed.
+        """
+        data, headers = codec.encode(model, self._client.max_payload)
+        if last is not None:
+            headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = str(last)
+        with self._translated():
+            ack = await self._js.publish(f"$KV.{bucket}.{key}", data, headers=headers)
+        return int(ack.seq)
+
+    async def delete(self, bucket: str, key: str, *, last: int) -> None:
+        """Delete a key if its revision still is `last`."""
+        with self._translated():
+            await self._js.publish(
+                f"$KV.{bucket}.{key}",
+                b"",
+                headers={"KV-Operation": "DEL", api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(last)},
+            )
+
+    async def read_all(self, bucket: str, kind: type[M], prefix: str = "") -> dict[str, Entry[M] | Damaged]:
+        """Return every value of a bucket whose key begins with `prefix`, read through one short-lived consumer."""
+        found: dict[str, Entry[M] | Damaged] = {}
+        start = f"$KV.{bucket}."
+        with self._translated():
+            subscription = await self._js.pull_subscribe(
+                f"{start}{prefix}>",
+                stream=f"KV_{bucket}",
+                config=api.ConsumerConfig(
+                    deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+                    ack_policy=api.AckPolicy.NONE,
+                    inactive_threshold=30.0,
+                    mem_storage=True,
+                    num_replicas=1,
+                ),
+            )
+            try:
+                pending = int((await subscription.consumer_info()).num_pending or 0)
+                while pending:
+                    messages = await subscription.fetch(min(pending, _READ_BATCH), timeout=REQUEST_TIMEOUT_S)
+                    pending -= len(messages)
+                    for message in messages:
+                        key = message.subject.removeprefix(start)
+                        headers = message.headers or {}
+                        if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+                            continue
+                        sequence = message.metadata.sequence.stream
+                        try:
+                            value = codec.decode(kind, message.data, headers)
+                        except codec.CodecError as error:
+                            found[key] = Damaged(problem=str(error), sequence=sequence)
+                        else:
+                            found[key] = Entry(value=value, sequence=sequence)
+            finally:
+                await subscription.unsubscribe()
+        return found
+
+    async def last_sequence(self, stream: str) -> int:
+        """Return the sequence of the newest message of a stream (of a bucket: stream `KV_<bucket>`)."""
+        with self._translated():
+            return int((await self._js.stream_info(stream)).state.last_seq)
+
+    async def ensure_consumer(self, name: str, filters: list[str], ack_wait_s: float) -> None:
+        """Create a durable pull consumer of the event stream, or bring its settings up to date.
+
+        Raises:
+            MisconfiguredError: naming the setting that cannot be changed in place.
+        """
+        wanted = {
+            **topology()["consumer"],
+            "name": name,
+            "durable_name": name,
+            "filter_subjects": filters,
+            "ack_wait": ack_wait_s,
+        }
+        refusal = "the server kept the old value"
+        with self._translated():
+            try:
+                live = (
+                    await self._js.add_consumer(subjects.EVENTS_STREAM, api.ConsumerConfig(**wanted))
+                ).config
+            except (nats.js.errors.BadRequestError, nats.js.errors.ServerError) as error:
+                refusal = str(error.description)
+                live = (await self._js.consumer_info(subjects.EVENTS_STREAM, name)).config
+        if live is not None and (still := _differing(wanted, live)):
+            raise errors.MisconfiguredError(
+                f"consumer {name} of stream {subjects.EVENTS_STREAM}: "
+                + ", ".join(f"{k} is {v!r} and should be {wanted[k]!r}" for k, v in still.items())
+                + f"; it cannot be changed in place ({refusal}); delete the consumer and start again:"
+                " nothing is lost, every account is looked at afresh (docs/operations.md)"
+            )
+
+    async def waiting(self, consumer: str) -> int:
+        """Return how many events a durable consumer has not handed out or not got an answer to.
+
+        Raises:
+            MissingError: if the consumer does not exist.
+        """
+        with self._translated():
+            info = await self._js.consumer_info(subjects.EVENTS_STREAM, consumer)
+        return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+
+    @asynccontextmanager
+    async def pull(self, consumer: str) -> AsyncIterator["Pull"]:
+        """Take events from a durable consumer, one at a time."""
+        with self._translated():
+            subscription = await self._js.pull_subscribe_bind(consumer, stream=subjects.EVENTS_STREAM)
+        try:
+            yield Pull(subscription, self)
+        finally:
+            if self._client.is_connected:
+                await subscription.unsubscribe()
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        """Send a request and return the reply's bytes."""
+        with self._translated():
+            reply = await self._client.request(subject, data, timeout=timeout_s)
+        return bytes(reply.data)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn driver errors that leave the block into our tree, with the cause chained."""
+        where = f"NATS at {self._settings.url}"
+        try:
+            yield
+        except nats.js.errors.NoStreamResponseError as error:
+            raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
+        except nats.js.errors.NotFoundError as error:
+            raise MissingError(f"{where}: {error.description or 'not found'}") from error
+        except nats.js.errors.APIError as error:
+            if error.err_code in _WRONG_LAST_SEQUENCE:
+                raise StaleError(f"{where}: {error.description}") from error
+            raise errors.TemporaryError(f"{where}: {error.description} (code {error.err_code})") from error
+        except nats.errors.NoRespondersError as error:
+            raise MissingError(f"{where}: nobody answers; is JetStream enabled?") from error
+        except nats.errors.TimeoutError as error:
+            raise errors.UnreachableError(
+                f"{where} did not answer within {REQUEST_TIMEOUT_S:.0f} s; check SPUR_EVENTS_NATS_URL and the server"
+            ) from error
+        except (nats.errors.Error, OSError) as error:
+            raise errors.UnreachableError(f"{where}: {error or type(error).__name__}") from error
+
+
+_STREAM_NOT_FOUND = 10059
+
+
+class Message:
+    """One event, and the ways to answer it. Only consumers.worker answers."""
+
+    def __init__(self, message: Msg, bus: Bus) -> None:
+        self._message = message
+        self._bus = bus
+        self.subject: str = message.subject
+        self.data: bytes = message.data
+        self.headers: Mapping[str, str] = message.headers or {}
+        self.sequence: int = message.metadata.sequence.stream
+        self.deliveries: int = message.metadata.num_delivered or 1
+
+    async def done(self) -> None:
+        """Acknowledge: never hand this event out again."""
+        with self._bus._translated():  # noqa: SLF001 - one module, one border
+            await self._message.ack()
+
+    async def again(self, after_s: float) -> None:
+        """Hand this event out again later. It keeps the partition waiting for that long."""
+        with self._bus._translated():  # noqa: SLF001
+            await self._message.nak(delay=after_s)
+
+    async def working(self, timeout_s: float) -> None:
+        """Ask for another whole ack wait, and return once the server granted it."""
+        await self._bus.request(self._message.reply, b"+WPI", timeout_s)
+
+
+class Pull:
+    """A pull subscription that hands out one event at a time."""
+
+    def __init__(self, subscription: JetStreamContext.PullSubscription, bus: Bus) -> None:
+        self._subscription = subscription
+        self._bus = bus
+
+    async def next(self, wait_s: float) -> Message | None:
+        """Return the next event, or None if none came within `wait_s` or the server asked to try again."""
+        with self._bus._translated():  # noqa: SLF001
+            try:
+                messages = await self._subscription.fetch(1, timeout=wait_s)
+            except nats.errors.TimeoutError:
+                return None
+        return Message(messages[0], self._bus)
+
+
+def _differing(wanted: Mapping[str, Any], live: object) -> dict[str, Any]:
+    """Return the live values that are not as declared; a default that the server leaves out counts as equal."""
+    differing: dict[str, Any] = {}
+    for key, value in wanted.items():
+        if key == "name":
+            continue
+        current = getattr(live, key, None)
+        current = getattr(current, "value", current)  # an enumeration, or a plain value
+        if current is None and value in (False, -1, "", None):
+            continue
+        if key == "metadata":
+            if not value.items() <= (current or {}).items():
+                differing[key] = current
+        elif current != value:
+            differing[key] = current
+    return differing

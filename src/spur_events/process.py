@@ -1,0 +1,44 @@
+"""Long-running parts together in one process: the first failure ends all, a signal ends them in order."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+
+async def together(*parts: Coroutine[Any, Any, object]) -> None:
+    """Run parts until one fails or all return; the failure is raised as it is, not in a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part)
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from failures
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def until_signal(work: Awaitable[object]) -> None:
+    """Run `work` until it ends by itself or SIGTERM or SIGINT asks it to; then cancel it and wait for it."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def ask() -> None:
+        nonlocal asked
+        asked = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,84 @@
+"""The only module that imports tenacity: how often, how long and after which errors something is tried again.
+
+Every retry is reported through one hook, with the policy's name and the error. Work on an account is not
+retried here: its retry is a later event (design rule 20).
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import tenacity
+
+from spur_events import errors
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def backoff_s(attempts: int, minimum_s: float, maximum_s: float) -> float:
+    """Return the seconds to wait after so many failed attempts in a row: exponential, with full jitter."""
+    ceiling = min(maximum_s, minimum_s * 2.0 ** min(attempts - 1, 30))
+    return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, guards nothing
+
+
+def _asked_for(state: tenacity.RetryCallState) -> float:
+    """Return what the other side asked for (Retry-After), else a jittered exponential wait up to 5 s."""
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, errors.TemporaryError) and error.retry_after_s is not None:
+        return error.retry_after_s
+    return backoff_s(state.attempt_number, 0.2, 5.0)
+
+
+async def call(
+    policy: str,
+    attempts: int,
+    work: Callable[[], Awaitable[T]],
+    *,
+    unless: tuple[type[errors.TemporaryError], ...] = (),
+) -> T:
+    """Run `work` up to `attempts` times while it raises TemporaryError, but not after one of `unless`.
+
+    The last error is raised as it is.
+    """
+    async for attempt in tenacity.AsyncRetrying(
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=_asked_for,
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, errors.TemporaryError) and not isinstance(error, unless)
+        ),
+        before_sleep=_report(policy),
+        reraise=True,
+    ):
+        with attempt:
+            return await work()
+    raise AssertionError("unreachable: tenacity returns or raises")
+
+
+async def forever(policy: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work` until it returns; after a TemporaryError, however often it comes, try again."""
+    async for attempt in tenacity.AsyncRetrying(
+        wait=_asked_for,
+        retry=tenacity.retry_if_exception_type(errors.TemporaryError),
+        before_sleep=_report(policy),
+        reraise=True,
+    ):
+        with attempt:
+            return await work()
+    raise AssertionError("unreachable: tenacity returns or raises")
+
+
+def _report(policy: str) -> Callable[[tenacity.RetryCallState], None]:
+    def report(state: tenacity.RetryCallState) -> None:
+        log.warning(
+            "trying again",
+            extra={
+                "policy": policy,
+                "attempt": state.attempt_number,
+                "wait_s": round(state.upcoming_sleep, 2),
+                "error": str(state.outcome.exception()) if state.outcome else "",
+            },
+        )
+
+    return report
