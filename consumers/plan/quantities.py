@@ -28,9 +28,10 @@ def value(text: str | float) -> Fraction | None:
     number = Fraction(match["number"].removesuffix("."))
     suffix = match["suffix"] or ""
     if suffix.endswith("i"):
-        return number * 1024 ** (_BINARY.index(suffix[0]) + 1)
+        return number * (1 << 10 * (_BINARY.index(suffix[0]) + 1))
     power = _DECIMAL[suffix] if suffix else int(match["exponent"] or 0)
-    return number * 10**power if power >= 0 else number / 10**-power
+    scale = Fraction(f"1e{power}")
+    return number * scale
 
 
 def equal(left: Mapping[str, str], right: Mapping[str, str]) -> bool:
