@@ -6,6 +6,9 @@ Slugs hold only `[a-z0-9-]`, so one slug is one subject token and one key token 
 import hashlib
 import re
 
+from spur_events.schemas import names
+from spur_events.schemas.events import AccountChanged, Recheck
+
 EVENTS_STREAM = "SPUR_EVENTS"
 PARKED_STREAM = "SPUR_PARKED"
 ACCOUNTS_BUCKET = "spur-accounts"
@@ -60,6 +63,11 @@ def status_key(cluster: str, slug: str) -> str:
 def slug_of(subject: str) -> str:
     """Return the last token of a change or recheck subject, or of a status key: the slug."""
     return subject.rpartition(".")[2]
+
+
+def slug_in(event: AccountChanged | Recheck) -> str:
+    """Return the slug of the account that an event is about, from its payload."""
+    return event.slug if isinstance(event, Recheck) else names.slug(event.name)
 
 
 def parked(cluster: str, reason: str) -> str:

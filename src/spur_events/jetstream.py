@@ -4,6 +4,7 @@ Models go in, models come out (schemas.codec); driver errors leave in our tree. 
 declared in deploy/nats/topology.json and made or reconciled by `Bus.ensure_topology`.
 """
 
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,6 +26,10 @@ from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
 
 M = TypeVar("M", bound=Frozen)
+
+REASON_HEADER = "Spur-Reason"
+ORIGIN_HEADER = "Spur-Origin"
+TRUNCATED_HEADER = "Spur-Truncated"
 
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 #: Seconds that one request to the server may take; also how long a lost acknowledgement goes unnoticed.
@@ -220,10 +225,19 @@ class Bus:
             )
         return int(ack.seq)
 
-    async def publish_raw(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Publish bytes as they are, for parking what cannot be decoded, and wait for the acknowledgement."""
+    async def park(self, message: "Message", subject: str, detail: str) -> None:
+        """Store a copy of an event as it is, with where it came from and why, and wait for the acknowledgement."""
+        room = self._client.max_payload - 8192
+        headers = {
+            **message.headers,
+            REASON_HEADER: " ".join(detail.split())[:1024],
+            ORIGIN_HEADER: message.subject,
+            api.Header.MSG_ID: f"{subjects.EVENTS_STREAM}.{message.sequence}",
+        }
+        if len(message.data) > room:
+            headers[TRUNCATED_HEADER] = str(len(message.data))
         with self._translated():
-            await self._js.publish(subject, data, headers=dict(headers))
+            await self._js.publish(subject, message.data[: max(room, 0)], headers=headers)
 
     async def get(self, bucket: str, key: str, kind: type[M], *, newest: bool = False) -> Entry[M] | None:
         """Return the value of a key, or None where there is none.
@@ -271,15 +285,39 @@ class Bus:
             )
 
     async def read_all(self, bucket: str, kind: type[M], prefix: str = "") -> dict[str, Entry[M] | Damaged]:
-        """Return every value of a bucket whose key begins with `prefix`, read through one short-lived consumer."""
-        found: dict[str, Entry[M] | Damaged] = {}
+        """Return every value of a bucket whose key begins with `prefix`."""
         start = f"$KV.{bucket}."
+        found: dict[str, Entry[M] | Damaged] = {}
+        async for message in self._replay(f"KV_{bucket}", f"{start}{prefix}>", newest_only=True):
+            headers = message.headers or {}
+            if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+                continue
+            sequence = message.metadata.sequence.stream
+            entry: Entry[M] | Damaged
+            try:
+                entry = Entry(value=codec.decode(kind, message.data, headers), sequence=sequence)
+            except codec.CodecError as error:
+                entry = Damaged(problem=str(error), sequence=sequence)
+            found[message.subject.removeprefix(start)] = entry
+        return found
+
+    async def read_stream(self, stream: str, subject: str, kind: type[M]) -> list[M]:
+        """Return all readable messages of one type that a stream holds on a subject, oldest first."""
+        found = []
+        async for message in self._replay(stream, subject, newest_only=False):
+            with contextlib.suppress(codec.CodecError):
+                found.append(codec.decode(kind, message.data, message.headers))
+        return found
+
+    async def _replay(self, stream: str, subject: str, *, newest_only: bool) -> AsyncIterator[Msg]:
+        """Read what a stream holds at this moment, through one short-lived consumer."""
+        policy = api.DeliverPolicy.LAST_PER_SUBJECT if newest_only else api.DeliverPolicy.ALL
         with self._translated():
             subscription = await self._js.pull_subscribe(
-                f"{start}{prefix}>",
-                stream=f"KV_{bucket}",
+                subject,
+                stream=stream,
                 config=api.ConsumerConfig(
-                    deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+                    deliver_policy=policy,
                     ack_policy=api.AckPolicy.NONE,
                     inactive_threshold=30.0,
                     mem_storage=True,
@@ -292,20 +330,9 @@ class Bus:
                     messages = await subscription.fetch(min(pending, _READ_BATCH), timeout=REQUEST_TIMEOUT_S)
                     pending -= len(messages)
                     for message in messages:
-                        key = message.subject.removeprefix(start)
-                        headers = message.headers or {}
-                        if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
-                            continue
-                        sequence = message.metadata.sequence.stream
-                        try:
-                            value = codec.decode(kind, message.data, headers)
-                        except codec.CodecError as error:
-                            found[key] = Damaged(problem=str(error), sequence=sequence)
-                        else:
-                            found[key] = Entry(value=value, sequence=sequence)
+                        yield message
             finally:
                 await subscription.unsubscribe()
-        return found
 
     async def last_sequence(self, stream: str) -> int:
         """Return the sequence of the newest message of a stream (of a bucket: stream `KV_<bucket>`)."""

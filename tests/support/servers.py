@@ -129,8 +129,12 @@ def database(*, migrated: bool) -> Iterator[str]:
     name = unique()
     with border.connect(_settings(shared.url)) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+    url = shared.database_url(name)
+    if migrated:  # a clone is another installation: tests share a cluster
+        with border.connect(_settings(url)) as connection:
+            connection.execute("UPDATE spur_events.installation SET id = gen_random_uuid()::text")
     try:
-        yield shared.database_url(name)
+        yield url
     finally:
         with border.connect(_settings(shared.url)) as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())

@@ -1,0 +1,303 @@
+"""The relay on a real PostgreSQL and a real nats-server: design rules 1 and 2."""
+
+import asyncio
+import contextlib
+
+import pytest
+from support import pipeline, servers
+
+from spur_events import errors, jetstream, postgres
+from spur_events.local.nats import Nats
+from spur_events.local.postgres import Postgres
+from spur_events.producers import migrate
+from spur_events.producers.relay import Relay
+from spur_events.schemas import subjects
+from spur_events.schemas.events import ChangeKind
+
+
+async def test_a_change_by_plain_sql_reaches_bucket_and_stream(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(
+            config,
+            "INSERT INTO accounts (name, description, grp_tres) VALUES ('bio', 'Biology', 'cpu=4,gres/gpu=0');"
+            "INSERT INTO users (name, account, default_account) VALUES ('ada', 'bio', 'bio')",
+        )
+        state = await pipeline.eventually(lambda: pipeline.state(bus, "bio"), "bio is in the bucket")
+        assert state.description == "Biology"
+        assert state.allocation is not None
+        assert state.allocation.limits == {"cpu": 4, "gres/gpu": 0}
+        assert [(m.name, m.is_default) for m in state.members] == [("ada", True)]
+        found = await pipeline.changes(bus, "bio")
+        assert [change.kind for _, change in found] == [ChangeKind.ACCOUNT_ADDED, ChangeKind.MEMBER_ADDED]
+        assert {event.revision for event, _ in found} == {state.revision}
+        assert found[0][1].actor.database_user == "postgres"
+        assert found[0][1].actor.application == "psql"
+
+
+async def test_a_row_that_commits_late_with_a_lower_id_is_published(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Case C40, with a rolled-back id in between."""
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        with (
+            postgres.connect(config.database) as late,
+            postgres.connect(config.database) as undone,
+        ):
+            late.execute("BEGIN")
+            late.execute("INSERT INTO accounts (name) VALUES ('late')")
+            undone.execute("BEGIN")
+            undone.execute("INSERT INTO accounts (name) VALUES ('undone')")
+            pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('early')")
+            await pipeline.eventually(lambda: pipeline.state(bus, "early"), "early is published")
+            undone.execute("ROLLBACK")
+            late.execute("COMMIT")
+        await pipeline.eventually(lambda: pipeline.state(bus, "late"), "late is published")
+        assert await pipeline.state(bus, "undone") is None
+
+
+async def test_two_relays_publish_each_change_once_and_in_order(database_url: str, nats_server: Nats) -> None:
+    """Case C42: 500 changes over 5 accounts."""
+    config = pipeline.config(database_url, nats_server, relay={"batch_rows": 7})
+    for number in range(5):
+        pipeline.execute(config, f"INSERT INTO accounts (name) VALUES ('a{number}')")
+    async with (
+        pipeline.relay(config) as (_, bus),
+        pipeline.background(Relay(config, bus).run()),
+    ):
+        with postgres.connect(config.database) as connection:
+            for step in range(100):
+                for number in range(5):
+                    connection.execute(
+                        "UPDATE accounts SET grp_tres = %s WHERE name = %s", (f"cpu={step}", f"a{number}")
+                    )
+
+        async def all_there() -> bool:
+            return len(await pipeline.changes(bus)) >= 505
+
+        await pipeline.eventually(all_there, "505 changes are in the stream")
+        found = await pipeline.changes(bus)
+        ids = [change.id for _, change in found]
+        assert len(ids) == len(set(ids)) == 505
+        for number in range(5):
+            own = [(event, change) for event, change in found if event.name == f"a{number}"]
+            assert [change.id for _, change in own] == sorted(change.id for _, change in own)
+            assert [event.revision for event, _ in own] == sorted(event.revision for event, _ in own)
+            state = await pipeline.state(bus, f"a{number}")
+            assert state is not None
+            assert state.revision == own[-1][0].revision
+            assert state.allocation is not None
+            assert state.allocation.limits == {"cpu": 99}
+
+
+async def test_the_standby_takes_over_when_the_leader_dies(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with jetstream.connect(config.nats, "standby") as bus:
+        async with pipeline.relay(config):
+            standby = Relay(config, bus)
+            task = asyncio.create_task(standby.run())
+            await asyncio.sleep(0)
+            assert not standby.leading.is_set()
+        try:
+            pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+            await pipeline.eventually(lambda: pipeline.state(bus, "bio"), "the standby publishes")
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_a_change_made_while_the_listener_was_cut_off_is_published(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Case C41: kill the listening backend, change in the gap, then silence."""
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        for number in range(3):
+            pipeline.execute(
+                config,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE 'spur-events relay%'"
+                " AND pid <> pg_backend_pid()",
+            )
+            pipeline.execute(config, f"INSERT INTO accounts (name) VALUES ('gap{number}')")
+            await pipeline.eventually(
+                lambda number=number: pipeline.state(bus, f"gap{number}"), "the change is published"
+            )
+
+
+async def test_added_removed_and_added_again_are_three_changes(database_url: str, nats_server: Nats) -> None:
+    """Case C31: no update is taken for a duplicate of an earlier one."""
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+        add = "INSERT INTO users (name, account) VALUES ('ada', 'bio')"
+        for statement in (add, "DELETE FROM users WHERE name = 'ada'", add):
+            pipeline.execute(config, statement)
+        for cpus in (8, 4, 8):
+            pipeline.execute(config, f"UPDATE accounts SET grp_tres = 'cpu={cpus}' WHERE name = 'bio'")
+
+        async def all_there() -> bool:
+            return len(await pipeline.changes(bus, "bio")) == 7
+
+        await pipeline.eventually(all_there, "all changes are stored")
+        state = await pipeline.state(bus, "bio")
+        assert state is not None
+        assert [member.name for member in state.members] == ["ada"]
+        assert state.allocation is not None
+        assert state.allocation.limits == {"cpu": 8}
+
+
+async def test_the_relay_makes_streams_and_refills_a_lost_bucket(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Case C33, and a bucket that somebody deleted while everything runs."""
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio'), ('chem')")
+    async with pipeline.relay(config) as (_, bus):
+        await pipeline.eventually(lambda: pipeline.state(bus, "chem"), "chem is in the bucket")
+        for stream in ("KV_spur-accounts", "SPUR_EVENTS"):
+            await bus._js.delete_stream(stream)
+        pipeline.execute(config, "UPDATE accounts SET description = 'new' WHERE name = 'bio'")
+
+        async def refilled() -> bool:
+            try:
+                return (await pipeline.state(bus, "bio")) is not None and (
+                    await pipeline.state(bus, "chem")
+                ) is not None
+            except jetstream.MissingError:
+                return False
+
+        await pipeline.eventually(refilled, "both accounts are in the new bucket")
+
+
+async def test_the_row_stays_until_nats_is_back(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        nats_server.kill()
+        pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+        nats_server.start()
+
+        async def published() -> object:
+            try:
+                return await pipeline.state(bus, "bio")
+            except errors.TemporaryError:
+                return None
+
+        await pipeline.eventually(published, "the change is published after the restart")
+
+
+async def test_a_killed_database_comes_back_without_a_hand(
+    postgres_server: Postgres, nats_server: Nats
+) -> None:
+    config = pipeline.config(postgres_server.url, nats_server)
+    migrate.migrate(config.database)
+    async with pipeline.relay(config) as (_, bus):
+        postgres_server.kill()
+        postgres_server.start()
+        pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+        await pipeline.eventually(lambda: pipeline.state(bus, "bio"), "the change is published")
+
+
+async def test_a_malformed_allocation_keeps_the_last_good_one(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(config, "INSERT INTO accounts (name, grp_tres) VALUES ('bio', 'cpu=4')")
+        await pipeline.eventually(lambda: pipeline.state(bus, "bio"), "bio is published")
+        pipeline.execute(config, "UPDATE accounts SET grp_tres = 'cpu=lots' WHERE name = 'bio'")
+
+        async def with_problem() -> object:
+            state = await pipeline.state(bus, "bio")
+            return state and state.allocation and state.allocation.problem and state
+
+        state = await pipeline.eventually(with_problem, "the problem is published")
+        assert state.allocation.limits == {"cpu": 4}  # type: ignore[attr-defined]
+        assert "lots" in state.allocation.problem  # type: ignore[attr-defined]
+
+
+async def test_a_restored_database_opens_a_new_epoch(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+    async with pipeline.relay(config) as (_, bus):
+        before = await pipeline.eventually(lambda: pipeline.state(bus, "bio"), "bio is published")
+    # What a restore does, as far as the bus can see: the revisions lag.
+    pipeline.execute(config, "SELECT setval('spur_events.revision', 1, false)")
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(config, "UPDATE accounts SET description = 'after the restore' WHERE name = 'bio'")
+
+        async def newer() -> bool:
+            state = await pipeline.state(bus, "bio")
+            return state is not None and state.description == "after the restore"
+
+        await pipeline.eventually(newer, "the change after the restore is published")
+        state = await pipeline.state(bus, "bio")
+        assert state is not None
+        assert state.revision.epoch == before.revision.epoch + 1
+
+
+async def test_a_relay_of_another_database_is_refused(database_url: str, nats_server: Nats) -> None:
+    async with pipeline.relay(pipeline.config(database_url, nats_server)):
+        pass
+    with servers.database(migrated=False) as other:
+        config = pipeline.config(other, nats_server)
+        migrate.migrate(config.database)
+        with pytest.raises(errors.MisconfiguredError, match="installation"):
+            async with pipeline.relay(config):
+                pass
+
+
+async def test_a_setting_that_cannot_be_changed_in_place_is_refused_by_name(
+    database_url: str, nats_server: Nats
+) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with jetstream.connect(config.nats, "test") as bus:
+        await bus._js.add_stream(name="SPUR_PARKED", subjects=["spur.parked.>"], storage="memory")
+        with pytest.raises(errors.MisconfiguredError, match=r"SPUR_PARKED: storage is 'memory'"):
+            await bus.ensure_topology("x")
+
+
+async def test_settings_that_can_be_changed_are_brought_up_to_date(nats_server: Nats) -> None:
+    config = pipeline.config("postgresql://unused", nats_server)
+    async with jetstream.connect(config.nats, "test") as bus:
+        await bus._js.add_stream(name="SPUR_PARKED", subjects=["spur.parked.>"], max_age=10.0)
+        await bus.ensure_topology("x")
+        live = (await bus._js.stream_info(subjects.PARKED_STREAM)).config
+        assert live.max_age == 90 * 24 * 3600
+
+
+async def test_another_number_of_partitions_is_refused(nats_server: Nats) -> None:
+    config = pipeline.config("postgresql://unused", nats_server)
+    async with jetstream.connect(config.nats, "test") as bus:
+        await bus.ensure_topology("x")
+    other = pipeline.config("postgresql://unused", nats_server, nats={"partitions": 8})
+    async with jetstream.connect(other.nats, "test") as bus:
+        with pytest.raises(errors.MisconfiguredError, match="16 partitions, not 8"):
+            await bus.ensure_topology("x")
+
+
+async def test_an_account_with_many_members_is_compressed_and_one_too_large_holds_nobody_up(
+    database_url: str, nats_server: Nats
+) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (part, bus):
+        pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('large'), ('toolarge'), ('small')")
+        pipeline.execute(
+            config,
+            "INSERT INTO users (name, account) SELECT 'user' || n, 'large' FROM generate_series(1, 20000) n",
+        )
+        pipeline.execute(
+            config,
+            "INSERT INTO users (name, account) SELECT 'user' || n, 'toolarge' FROM generate_series(1, 80000) n",
+        )
+        pipeline.execute(config, "UPDATE accounts SET description = 'last' WHERE name = 'small'")
+
+        async def small() -> bool:
+            state = await pipeline.state(bus, "small")
+            return state is not None and state.description == "last"
+
+        await pipeline.eventually(small, "the change behind it is published", 300)
+        state = await pipeline.state(bus, "large")
+        assert state is not None
+        assert len(state.members) == 20000
+        assert "max_payload" in part._refused["toolarge"]
