@@ -1,0 +1,87 @@
+"""Where the API server is and who we are there: from a kubeconfig or from the pod that we run in.
+
+`client` calls it. kubernetes_asyncio reads the files (certificates, tokens, exec plugins) and builds the TLS
+context; requests are left to `client`.
+"""
+
+import contextlib
+import os
+import ssl
+from pathlib import Path
+
+import yaml
+from kubernetes_asyncio import client as k8s
+from kubernetes_asyncio.config import config_exception, incluster_config, kube_config
+
+from spur_events import errors, settings
+
+_WHERE = "set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG to a kubeconfig file"
+
+
+def source(config: settings.Kubernetes) -> str | None:
+    """Return the kubeconfig path or paths to read, or None for the pod's own ServiceAccount.
+
+    Raises:
+        MisconfiguredError: if there is neither. ~/.kube/config is not taken: a service must not write to
+            whatever cluster somebody last looked at.
+    """
+    path = str(config.kubeconfig) if config.kubeconfig is not None else os.environ.get("KUBECONFIG", "")
+    if path:
+        if not any(Path(part).expanduser().is_file() for part in path.split(os.pathsep) if part):
+            raise errors.MisconfiguredError(f"kubeconfig {path} does not exist; {_WHERE}")
+        return path
+    if os.environ.get(incluster_config.SERVICE_HOST_ENV_NAME):
+        return None
+    raise errors.MisconfiguredError(f"no Kubernetes cluster is configured; {_WHERE}")
+
+
+async def load(config: settings.Kubernetes) -> k8s.ApiClient:
+    """Return a client with its own connection pool, ready to be used; nothing was sent yet.
+
+    Raises:
+        MisconfiguredError: naming the file that cannot be used, and why.
+    """
+    path = source(config)
+    configuration = await _read(path)
+    configuration.connection_pool_maxsize = config.concurrency
+    try:
+        # No await from here to the end of `finally`: two loads would delete each other's files.
+        return k8s.ApiClient(configuration)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise errors.MisconfiguredError(
+            f"the certificates in {path or 'the pod'} cannot be used: {error}"
+        ) from error
+    finally:
+        # Certificates and the private key were written to temporary files for OpenSSL, which has read
+        # them by now. The library removes them at exit, which a killed process never reaches.
+        kube_config._cleanup_temp_files()  # noqa: SLF001
+
+
+async def refresh(config: settings.Kubernetes, configuration: k8s.Configuration) -> bool:
+    """Read the credentials again, after a 401; tell whether the token is another one now."""
+    with contextlib.suppress(errors.MisconfiguredError):
+        newer = await _read(source(config))
+        kube_config._cleanup_temp_files()  # noqa: SLF001
+        if newer.api_key and newer.api_key != configuration.api_key:
+            configuration.api_key.update(newer.api_key)
+            return True
+    return False
+
+
+async def _read(path: str | None) -> k8s.Configuration:
+    configuration = k8s.Configuration()
+    try:
+        if path is None:
+            incluster_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await kube_config.load_kube_config(
+                config_file=path, client_configuration=configuration, persist_config=False
+            )
+    except (
+        *(config_exception.ConfigException, yaml.YAMLError, OSError),
+        # Files of another shape make the library fail in these ways.
+        *(AttributeError, KeyError, TypeError, ValueError, AssertionError),
+    ) as error:
+        name = f"kubeconfig {path}" if path else "the pod's ServiceAccount"
+        raise errors.MisconfiguredError(f"{name} cannot be used: {error}; {_WHERE}") from error
+    return configuration
