@@ -1,3 +1,8 @@
+// Command devcluster is a Kubernetes control plane for development and tests in one binary: its first argument
+// says whether it runs as etcd, kube-apiserver or kube-controller-manager. The first two are the real commands;
+// the third starts the real controllers that spur-events depends on, and no others (controllers.go).
+//
+// Built and started by src/spur_events/local/build.py and controlplane.py.
 package main
 
 import (
@@ -11,15 +16,23 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: devcluster etcd|kube-apiserver|kube-controller-manager [flags]")
-		os.Exit(2)
+		usage()
 	}
-	name := os.Args[1]
-	os.Args = os.Args[1:]
-	switch name {
+	program := os.Args[1]
+	os.Args = os.Args[1:] // each command reads its flags from here
+	switch program {
 	case "etcd":
 		etcdmain.Main(os.Args)
 	case "kube-apiserver":
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "kube-controller-manager":
+		os.Exit(cli.Run(newControllerManagerCommand()))
+	default:
+		usage()
 	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: devcluster etcd|kube-apiserver|kube-controller-manager [flags]")
+	os.Exit(2)
 }
