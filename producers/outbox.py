@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
-from typing import Any, LiteralString, cast
+from typing import Any
 
 from spur_events import postgres
 from spur_events.schemas import tres
@@ -38,10 +38,9 @@ class Installation:
 
 
 @cache
-def statement(name: str) -> LiteralString:
+def statement(name: str) -> bytes:
     """Return the text of producers/sql/relay/<name>.sql."""
-    path = resources.files("spur_events.producers").joinpath(f"sql/relay/{name}.sql")
-    return cast("LiteralString", path.read_text("utf-8"))  # our own file, not input
+    return resources.files("spur_events.producers").joinpath(f"sql/relay/{name}.sql").read_bytes()
 
 
 async def rows(connection: postgres.AsyncConnection, name: str, **parameters: object) -> list[dict[str, Any]]:

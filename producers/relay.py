@@ -145,9 +145,9 @@ class Relay:
             except codec.TooLargeError as error:
                 # It must not block the others (design section 4); `status` shows it.
                 self._refused[slug] = str(error)
-                log.error(
+                log.warning(
                     "account is too large to be published", extra={"account": name, "error": str(error)}
-                )  # noqa: TRY400
+                )
                 return
             self._refused.pop(slug, None)
             self._revision = max(self._revision, state.revision.number)

@@ -254,10 +254,9 @@ class Bus:
                 if isinstance(error, nats.js.errors.APIError) and error.err_code == _STREAM_NOT_FOUND:
                     raise
                 return None
-        headers = raw.headers or {}
-        if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+        if _is_marker(raw.headers):
             return None
-        return Entry(value=codec.decode(kind, raw.data or b"", headers), sequence=int(raw.seq or 0))
+        return Entry(value=codec.decode(kind, raw.data or b"", raw.headers), sequence=int(raw.seq or 0))
 
     async def put(self, bucket: str, key: str, model: Frozen, *, last: int | None = None) -> int:
         """Write a key and return the bucket's new revision of it.
@@ -269,11 +268,27 @@ class Bus:
             TooLargeError: if the value exceeds the server's max payload even when compressed.
         """
         data, headers = codec.encode(model, self._client.max_payload)
+        try:
+            return await self._put(bucket, key, data, headers, last)
+        except StaleError:
+            marker = await self._deletion_marker(bucket, key) if last == 0 else 0
+            if not marker:
+                raise
+            # A deleted key has a marker as its last message: to a reader there is none, as `last` says.
+            return await self._put(bucket, key, data, headers, marker)
+
+    async def _put(self, bucket: str, key: str, data: bytes, headers: codec.Headers, last: int | None) -> int:
         if last is not None:
-            headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = str(last)
+            headers = {**headers, api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(last)}
         with self._translated():
             ack = await self._js.publish(f"$KV.{bucket}.{key}", data, headers=headers)
         return int(ack.seq)
+
+    async def _deletion_marker(self, bucket: str, key: str) -> int:
+        """Return the sequence of a key's deletion marker, or 0 where its last message is none."""
+        with self._translated():
+            raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}")
+        return int(raw.seq or 0) if _is_marker(raw.headers) else 0
 
     async def delete(self, bucket: str, key: str, *, last: int) -> None:
         """Delete a key if its revision still is `last`."""
@@ -289,8 +304,8 @@ class Bus:
         start = f"$KV.{bucket}."
         found: dict[str, Entry[M] | Damaged] = {}
         async for message in self._replay(f"KV_{bucket}", f"{start}{prefix}>", newest_only=True):
-            headers = message.headers or {}
-            if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
+            headers = message.headers
+            if _is_marker(headers):
                 continue
             sequence = message.metadata.sequence.stream
             entry: Entry[M] | Damaged
@@ -465,6 +480,11 @@ class Pull:
             except nats.errors.TimeoutError:
                 return None
         return Message(messages[0], self._bus)
+
+
+def _is_marker(headers: Mapping[str, str] | None) -> bool:
+    """Whether a bucket's message says that the key was deleted (by a client, or by the server's limits)."""
+    return headers is not None and ("KV-Operation" in headers or "Nats-Marker-Reason" in headers)
 
 
 def _differing(wanted: Mapping[str, Any], live: object) -> dict[str, Any]:

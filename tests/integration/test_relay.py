@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 
 import pytest
 from support import pipeline, servers
@@ -123,7 +124,7 @@ async def test_a_change_made_while_the_listener_was_cut_off_is_published(
             )
             pipeline.execute(config, f"INSERT INTO accounts (name) VALUES ('gap{number}')")
             await pipeline.eventually(
-                lambda number=number: pipeline.state(bus, f"gap{number}"), "the change is published"
+                functools.partial(pipeline.state, bus, f"gap{number}"), "the change is published"
             )
 
 
