@@ -11,7 +11,6 @@ quota's `scopes` cannot be changed, only replaced with the object.
 import asyncio
 from typing import Any
 
-from spur_events import errors as base
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import errors, kinds
 from spur_events.consumers.plan import diff, marks
@@ -29,21 +28,27 @@ async def apply(
 ) -> marks.Manifest:
     """Make the live object what the manifest says, creating it where it is absent; return it.
 
-    With `uid` or `resource_version` only that very object at that version is written.
+    With `uid` only that very object is written, with `resource_version` as well only if it is unchanged. A
+    version alone would not do: the server creates an absent object in spite of it.
+
+    A namespace that is being deleted, and what is in it, can still be updated: look at `observe.terminating`.
 
     Raises:
+        ValueError: if `resource_version` is given without `uid`.
         ConflictError: if the precondition does not hold, or an object that must be replaced is held.
         NotFoundError: if its namespace does not exist.
         NamespaceTerminatingError: if it would have to be created in a namespace that is being deleted.
     """
+    if resource_version is not None and uid is None:
+        raise ValueError("resource_version needs uid")
     try:
         live = await _server_side(client, manifest, uid=uid, resource_version=resource_version)
     except errors.InvalidError:
-        if manifest["kind"] != "RoleBinding":
+        # The message would have to be parsed to know why; the object itself tells.
+        found = await get(client, manifest["kind"], *_place(manifest))
+        if found is None or not _immutable_differs(manifest, found):
             raise
-        live = await get(client, "RoleBinding", *_place(manifest)) or {}
-        if not live or not _immutable_differs(manifest, live):
-            raise
+        live = found
         _check(live, uid, resource_version)
         return await _replace(client, manifest, live)
     if _immutable_differs(manifest, live):
@@ -177,7 +182,7 @@ async def _replace(client: kube.Client, manifest: marks.Manifest, live: marks.Ma
             if found is not None and found["metadata"]["uid"] != old and not is_being_deleted(found):
                 raise
         await asyncio.sleep(_PAUSE_S)
-    raise base.TemporaryError(
+    raise errors.ConflictError(
         f"{kinds.of(manifest)} on {client.address} must be replaced, but a finalizer holds the old one:"
         f" {', '.join(live['metadata'].get('finalizers') or ['?'])}"
     )

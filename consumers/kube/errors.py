@@ -104,16 +104,19 @@ def _kind(answer: Answer) -> type[errors.SpurEventsError]:
     kind = _BY_STATUS.get(answer.status, InvalidError)
     if answer.status in _SERVER_FAULTS:
         return ThrottledError if answer.retry_after else ServerError
-    if kind is ForbiddenError and _has_cause(answer.body, "NamespaceTerminating"):
+    if kind is ForbiddenError and _has_cause(answer.body, "reason", "NamespaceTerminating"):
         return NamespaceTerminatingError
+    if kind is InvalidError and _has_cause(answer.body, "field", "metadata.uid"):
+        # How a server-side apply says that the object is not the one with the given UID.
+        return ConflictError
     if kind is ConflictError and answer.body.get("reason") == "AlreadyExists":
         return AlreadyExistsError
     return kind
 
 
-def _has_cause(body: Mapping[str, Any], reason: str) -> bool:
+def _has_cause(body: Mapping[str, Any], key: str, value: str) -> bool:
     causes = (body.get("details") or {}).get("causes") or []
-    return any(cause.get("reason") == reason for cause in causes)
+    return any(cause.get(key) == value for cause in causes)
 
 
 def _seconds(retry_after: str) -> float | None:
