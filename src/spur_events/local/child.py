@@ -97,6 +97,11 @@ class Child:
             self._popen = None  # reaped; its pid may belong to another process by now
         return self._pid_file.read()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it runs and this object started it."""
+        return self.pid is not None and self._popen is not None
+
     def spawn(
         self,
         command: Sequence[str | Path],
