@@ -35,7 +35,8 @@ async def apply(
 
     Raises:
         ValueError: if `resource_version` is given without `uid`.
-        ConflictError: if the precondition does not hold, or an object that must be replaced is held.
+        ConflictError: if the precondition does not hold, or the object is being deleted and a finalizer
+            holds it.
         NotFoundError: if its namespace does not exist.
         NamespaceTerminatingError: if it would have to be created in a namespace that is being deleted.
     """
@@ -53,6 +54,9 @@ async def apply(
         return await _replace(client, manifest, live)
     if _immutable_differs(manifest, live):
         return await _replace(client, manifest, live)
+    if is_being_deleted(live) and manifest["kind"] != "Namespace":
+        # Nobody would tell us when it goes: it must not count as applied.
+        raise errors.ConflictError(f"{kinds.of(live)} on {client.address} is being deleted; {_holds(live)}")
     return await _remove_extras(client, manifest, live)
 
 
@@ -182,10 +186,11 @@ async def _replace(client: kube.Client, manifest: marks.Manifest, live: marks.Ma
             if found is not None and found["metadata"]["uid"] != old and not is_being_deleted(found):
                 raise
         await asyncio.sleep(_PAUSE_S)
-    raise errors.ConflictError(
-        f"{kinds.of(manifest)} on {client.address} must be replaced, but a finalizer holds the old one:"
-        f" {', '.join(live['metadata'].get('finalizers') or ['?'])}"
-    )
+    raise errors.ConflictError(f"{kinds.of(manifest)} on {client.address} must be replaced; {_holds(live)}")
+
+
+def _holds(live: marks.Manifest) -> str:
+    return f"finalizers that hold the old one: {', '.join(live['metadata'].get('finalizers') or ['none'])}"
 
 
 def _immutable_differs(manifest: marks.Manifest, live: marks.Manifest) -> bool:

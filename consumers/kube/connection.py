@@ -5,9 +5,11 @@ context; requests are left to `client`.
 """
 
 import contextlib
+import ipaddress
 import os
 import ssl
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import yaml
 from kubernetes_asyncio import client as k8s
@@ -46,11 +48,17 @@ async def load(config: settings.Kubernetes) -> k8s.ApiClient:
     configuration.connection_pool_maxsize = config.concurrency
     try:
         # No await from here to the end of `finally`: two loads would delete each other's files.
-        return k8s.ApiClient(configuration)
+        api = k8s.ApiClient(configuration)
     except (ssl.SSLError, OSError, ValueError) as error:
         raise errors.MisconfiguredError(
             f"the certificates in {path or 'the pod'} cannot be used: {error}"
         ) from error
+    else:
+        if _is_loopback(str(configuration.host)):
+            # As kubectl does it: a site's HTTPS_PROXY is not meant for this machine. The library always
+            # lets the session read the environment, and aiohttp makes no exception of its own.
+            api.rest_client.pool_manager._trust_env = False  # noqa: SLF001
+        return api
     finally:
         # Certificates and the private key were written to temporary files for OpenSSL, which has read
         # them by now. The library removes them at exit, which a killed process never reaches.
@@ -66,6 +74,14 @@ async def refresh(config: settings.Kubernetes, configuration: k8s.Configuration)
             configuration.api_key.update(newer.api_key)
             return True
     return False
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _read(path: str | None) -> k8s.Configuration:

@@ -18,6 +18,7 @@ class Kind:
     namespaced: bool = True
 
 
+_NO_NAMES = ("", ".", "..")
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 KINDS = {
     "Namespace": Kind("/api/v1", "namespaces", namespaced=False),
@@ -41,10 +42,10 @@ def one(kind: str, name: str, namespace: str = "") -> str:
     """Return the path of one object.
 
     Raises:
-        ValueError: if the namespace of a namespaced object, or the name, is empty: the path would be that
-            of a collection, and a delete would empty it.
+        ValueError: if the namespace of a namespaced object, or the name, is empty or dots: the path would be
+            that of a collection, and a delete would empty it.
     """
-    if not name or (KINDS[kind].namespaced and not namespace):
+    if name in _NO_NAMES or namespace in (".", "..") or (KINDS[kind].namespaced and not namespace):
         raise ValueError(f"a {kind} needs a name and its namespace, got {name!r} in {namespace!r}")
     return f"{collection(kind, namespace)}/{quote(name, safe='')}"
 

@@ -38,6 +38,8 @@ def differs(desired: marks.Manifest, live: marks.Manifest) -> list[str]:
         have = live.get("metadata", {}).get(part) or {}
         keys = want.keys() | (own & have.keys())
         paths += [f"metadata.{part}[{key}]" for key in keys if want.get(key) != have.get(key)]
+    if live.get("metadata", {}).get("deletionTimestamp") and desired["kind"] != "Namespace":
+        paths.append("metadata.deletionTimestamp")  # as good as gone; a namespace's end is a state of its own
     for field in _FIELDS.get(desired["kind"], ()):
         paths += _compare(field, desired.get(field), live.get(field))
     return sorted(paths)

@@ -202,6 +202,22 @@ async def test_a_quota_with_scopes_is_replaced(client: kube.Client, unique: str,
     assert diff.differs(quota, live) == []
 
 
+async def test_an_object_that_is_being_deleted_does_not_count_as_applied(
+    client: kube.Client, unique: str
+) -> None:
+    plan = plan_of(unique)
+    await create(client, plan)
+    role = some(plan.role)
+    live = await edit(client, role, {"metadata": {"finalizers": ["example.com/hold"]}})
+    await apply.delete(client, live)
+    with pytest.raises(errors.ConflictError, match=r"being deleted.*example\.com/hold"):
+        await apply.apply(client, role)
+    held = some(await apply.get(client, "Role", *_place(role)))
+    assert diff.differs(role, held) == ["metadata.deletionTimestamp"]
+    await edit(client, role, {"metadata": {"finalizers": None}})
+    assert diff.differs(role, await apply.apply(client, role)) == []
+
+
 async def test_preconditions(client: kube.Client, unique: str) -> None:
     plan = plan_of(unique)
     with pytest.raises(errors.NotFoundError):

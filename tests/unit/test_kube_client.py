@@ -1,0 +1,275 @@
+"""The client against answers that a healthy API server seldom gives (C50), from a server of our own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from aiohttp import web
+
+from spur_events import errors as base
+from spur_events import settings
+from spur_events.consumers.kube import client as kube
+from spur_events.consumers.kube import errors, observe
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Fake:
+    """An HTTP server that gives whatever `handler` says, and the kubeconfig for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kubeconfig = folder / "kubeconfig"
+        self.requests: list[web.Request] = []
+        self.handler: Handler | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.write(self._runner.addresses[0][1], "first")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def write(self, port: int, token: str) -> None:
+        self.port = port
+        self.kubeconfig.write_text(
+            f"""
+            apiVersion: v1
+            kind: Config
+            clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+            users: [{{name: u, user: {{token: {token}}}}}]
+            contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+            current-context: x
+            """
+        )
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        assert self.handler is not None
+        return await self.handler(request)
+
+    def answers(self, status: int, body: Any = None, **headers: str) -> None:
+        async def handler(_: web.Request) -> web.StreamResponse:
+            named = {name.replace("_", "-"): text for name, text in headers.items()}
+            if isinstance(body, str):
+                return web.Response(status=status, text=body, headers=named)
+            return web.json_response(body or {"kind": "Status"}, status=status, headers=named)
+
+        self.handler = handler
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
+    async with Fake(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(fake: Fake) -> AsyncIterator[kube.Client]:
+    config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=0.5, concurrency=2)
+    async with kube.Client(config) as made:
+        yield made
+
+
+def refusal(reason: str, message: str = "said so", **details: Any) -> dict[str, Any]:
+    return {"kind": "Status", "reason": reason, "message": message, "details": details}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, refusal("NotFound"), errors.NotFoundError),
+        (409, refusal("Conflict"), errors.ConflictError),
+        (409, refusal("AlreadyExists"), errors.AlreadyExistsError),
+        (403, refusal("Forbidden"), errors.ForbiddenError),
+        (
+            403,
+            refusal("Forbidden", causes=[{"reason": "NamespaceTerminating"}]),
+            errors.NamespaceTerminatingError,
+        ),
+        (401, refusal("Unauthorized"), errors.UnauthorizedError),
+        (422, refusal("Invalid"), errors.InvalidError),
+        (422, refusal("Invalid", causes=[{"field": "metadata.uid"}]), errors.ConflictError),
+        (400, refusal("BadRequest"), errors.InvalidError),
+        (410, refusal("Expired"), errors.ExpiredError),
+        (429, refusal("TooManyRequests"), errors.ThrottledError),
+        (500, refusal("InternalError"), errors.ServerError),
+        (503, "no backend", errors.ServerError),
+        (302, "moved", errors.InvalidError),
+    ],
+)
+async def test_refusals(fake: Fake, client: kube.Client, status: int, body: Any, kind: type) -> None:
+    fake.answers(status, body)
+    with pytest.raises(base.SpurEventsError) as caught:
+        await client.request("GET", "/api/v1/namespaces/x")
+    assert type(caught.value) is kind
+    said = body if isinstance(body, str) else "said so"
+    assert said in str(caught.value)
+    assert client.address in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "after"), [(429, "5"), (503, "7"), (500, "1")])
+async def test_the_servers_delay_is_handed_on(
+    fake: Fake, client: kube.Client, status: int, after: str
+) -> None:
+    fake.answers(status, Retry_After=after)
+    with pytest.raises(errors.ThrottledError) as caught:
+        await client.request("PATCH", "/x", body={})
+    assert caught.value.retry_after_s == float(after)
+    assert len(fake.requests) == 1
+
+
+async def test_no_delay_where_the_server_names_none_in_seconds(fake: Fake, client: kube.Client) -> None:
+    fake.answers(429, Retry_After="Tue, 01 Dec 2026 12:00:00 GMT")
+    with pytest.raises(errors.ThrottledError) as caught:
+        await client.request("GET", "/x")
+    assert caught.value.retry_after_s is None
+
+
+@pytest.mark.parametrize("body", ["not json", "[1]", ""])
+async def test_an_answer_that_is_no_object(fake: Fake, client: kube.Client, body: str) -> None:
+    fake.answers(200, body)
+    if not body:
+        assert await client.request("GET", "/x") == {}
+        return
+    with pytest.raises(errors.UnreachableError, match=client.address):
+        await client.request("GET", "/x")
+
+
+async def test_a_server_that_hangs_or_is_gone_is_named(fake: Fake, client: kube.Client) -> None:
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(2)
+        return web.Response()
+
+    fake.handler = hang
+    with pytest.raises(errors.UnreachableError, match=r"did not answer GET /x within 0\.5 s"):
+        await client.request("GET", "/x")
+    config = settings.Kubernetes(kubeconfig=fake.kubeconfig)
+    fake.write(1, "t")
+    async with kube.Client(config) as other:
+        with pytest.raises(errors.UnreachableError, match=r"127\.0\.0\.1:1 cannot be reached.*KUBECONFIG"):
+            await other.request("GET", "/x")
+
+
+async def test_plain_http_where_tls_is_expected(fake: Fake) -> None:
+    fake.answers(200)
+    text = fake.kubeconfig.read_text().replace("http://", "https://")
+    fake.kubeconfig.write_text(text)
+    async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig)) as other:
+        with pytest.raises(errors.UnreachableError, match="https://127"):
+            await other.request("GET", "/x")
+
+
+async def test_writes_are_guarded_after_their_turn_came(fake: Fake, client: kube.Client) -> None:
+    """A write that had to wait for its turn is checked when it is sent, not when it was asked for."""
+    release = asyncio.Event()
+    valid = True
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.json_response({})
+
+    def guard() -> None:
+        if not valid:
+            raise base.TemporaryError("lease lost")
+
+    fake.handler = handler
+    guarded = client.guarded(guard)
+    first = [asyncio.create_task(guarded.request("PATCH", f"/{i}", body={})) for i in range(2)]
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(guarded.request("PATCH", "/late", body={}))
+    await asyncio.sleep(0)
+    valid = False
+    release.set()
+    await asyncio.gather(*first)
+    with pytest.raises(base.TemporaryError, match="lease lost"):
+        await waiting
+    assert [request.path for request in fake.requests] == ["/0", "/1"]
+    await guarded.request("GET", "/read")
+    await client.request("PATCH", "/unguarded", body={})
+    assert client.counts == guarded.counts == {"PATCH": 3, "GET": 1}
+
+
+async def test_no_proxy_is_asked_for_a_loopback_address(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    fake.answers(200)
+    async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig)) as client:
+        assert await client.request("GET", "/x") == {"kind": "Status"}
+
+
+async def test_requests_in_flight_are_bounded(fake: Fake, client: kube.Client) -> None:
+    now = most = 0
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+        return web.json_response({})
+
+    fake.handler = handler
+    await asyncio.gather(*(client.request("GET", f"/{i}") for i in range(10)))
+    assert most == 2
+
+
+async def test_a_rotated_token_is_read_again(fake: Fake, client: kube.Client) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        good = request.headers.get("Authorization") == "Bearer second"
+        return web.json_response({}, status=200 if good else 401)
+
+    fake.handler = handler
+    with pytest.raises(errors.UnauthorizedError, match="credentials"):
+        await client.request("GET", "/x")
+    fake.write(fake.port, "second")
+    assert await client.request("GET", "/x") == {}
+
+
+async def test_a_list_that_expires_starts_again(fake: Fake, client: kube.Client) -> None:
+    tokens: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        token = request.query.get("continue")
+        tokens.append(token)
+        if token == "old":
+            return web.json_response(refusal("Expired"), status=410)
+        more = "old" if len(tokens) == 1 else ""
+        items = [{"metadata": {"name": "a"}}]
+        return web.json_response({"apiVersion": "v1", "metadata": {"continue": more}, "items": items})
+
+    fake.handler = handler
+    found = await observe.list_all(client, "Namespace")
+    assert [one["metadata"]["name"] for one in found] == ["a"]
+    assert tokens == [None, "old", None]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "clusters: 5", "current-context: x\nclusters: []"])
+async def test_a_damaged_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "damaged"
+    path.write_text(text)
+    with pytest.raises(base.MisconfiguredError, match=r"damaged cannot be used"):
+        async with kube.Client(settings.Kubernetes(kubeconfig=path)):
+            pass
+
+
+async def test_no_configuration_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(base.MisconfiguredError, match="set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG"):
+        async with kube.Client(settings.Kubernetes()):
+            pass
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    with pytest.raises(base.MisconfiguredError, match="absent does not exist"):
+        async with kube.Client(settings.Kubernetes()):
+            pass
