@@ -1,0 +1,1 @@
+"""`sacctmgr` with Slurm's grammar: words -> command (grammar) -> transaction (actions) -> text (output)."""
