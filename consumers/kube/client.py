@@ -12,6 +12,7 @@ takes 1.2 ms of our CPU instead of 9.9 (550 lists a second instead of 80), a GET
 import asyncio
 import copy
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -28,6 +29,7 @@ Guard = Callable[[], None]
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
+_TO_ESCAPE = re.compile("[\x7f-\uffff]")
 _AUTH = ["BearerToken"]
 _READS = frozenset({"GET", "HEAD"})
 _OK = range(200, 300)
@@ -93,7 +95,7 @@ class Client:
             UnauthorizedError, ThrottledError, ExpiredError, InvalidError, ServerError: what it answered.
             UnreachableError: it did not answer within the time-out, or not as an API server.
         """
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else encode(body)
         async with self._slots:
             answer = await self._send(method, path, query, data, content_type)
             if answer.status == _UNAUTHORIZED and await connection.refresh(
@@ -151,6 +153,16 @@ class Client:
                 f"the API server at {self.address} cannot be reached: {error}; check that it is up, and the"
                 " kubeconfig (SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG)"
             ) from error
+
+
+def encode(body: Any) -> bytes:
+    """Return a body as JSON that is YAML as well: the server reads an apply as YAML, whatever it looks like.
+
+    YAML knows no surrogate pairs (JSON's escape for what lies beyond U+FFFF), and takes U+2028 and others for
+    line breaks where they stand unescaped. So: the former as they are, everything else escaped.
+    """
+    text = json.dumps(body, ensure_ascii=False)
+    return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
 def _object(data: bytes, status: int) -> Json:

@@ -140,6 +140,13 @@ def terminating(namespace: marks.Manifest) -> Terminating | None:
     return Terminating(since=str(since), held_by=tuple(said or [f"finalizer {one}" for one in finalizers]))
 
 
+def other_managers(live: marks.Manifest) -> tuple[str, ...]:
+    """Return who else has written to an object, for the log of what we take back; status writers left out."""
+    entries = live["metadata"].get("managedFields") or []
+    found = {entry.get("manager", "") for entry in entries if not entry.get("subresource")}
+    return tuple(sorted(found - {marks.FIELD_MANAGER, ""}))
+
+
 def quota_in_force(quota: marks.Manifest) -> bool:
     """Whether admission counts with the quota as it is now.
 

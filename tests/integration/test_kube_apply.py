@@ -128,8 +128,10 @@ async def test_another_managers_applied_fields_are_taken_back(client: kube.Clien
         "PATCH", path, query=other, body=forced, content_type="application/apply-patch+yaml"
     )
     assert taken["spec"]["hard"]["requests.cpu"] == "99"
+    assert observe.other_managers(taken) == ("terraform",)
     live = await apply.apply(client, quota)
     assert live["spec"]["hard"] == {"requests.cpu": "16"}
+    assert observe.other_managers(live) == ()
 
 
 async def test_dropped_keys_and_annotations_go(client: kube.Client, unique: str) -> None:
@@ -326,3 +328,30 @@ async def test_observe_and_list(client: kube.Client, unique: str) -> None:
     assert len(listed) == 2
     assert client.counts["GET"] >= 2
     assert {one["kind"] for one in listed} == {"ServiceAccount"}
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        *("_lab", "-lab", "lab-", "LAB", "___", "Physics_Lab", "physics.lab", "a.b", "a b", "*", ">", "a..b"),
+        *(
+            "\u00fc\u4e2d\U0001f600",
+            "tab\tnewline\n",
+            "\x00\x01\x7f\x85\x9f\ufeff\uffff",
+            "<&>\u2028",
+            "x" * 300,
+            "\ud800",
+            "'\";--",
+        ),
+    ],
+)
+async def test_any_name_becomes_objects_that_stay_as_planned(
+    client: kube.Client, unique: str, suffix: str
+) -> None:
+    """C24, C26: what the server stored is what was planned, original names included."""
+    plan = plan_of(unique + suffix, members={suffix: "g1", unique + suffix: "g1"})
+    for manifest in objects(plan):
+        # The installation of these tests is the account's name: a label has to be one.
+        manifest["metadata"]["labels"][marks.INSTALLATION] = unique
+        live = await apply.apply(client, manifest)
+        assert diff.differs(manifest, live) == []

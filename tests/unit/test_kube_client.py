@@ -1,12 +1,16 @@
 """The client against answers that a healthy API server seldom gives (C50), from a server of our own."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import yaml
 from aiohttp import web
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from spur_events import errors as base
 from spur_events import settings
@@ -196,6 +200,13 @@ async def test_writes_are_guarded_after_their_turn_came(fake: Fake, client: kube
     await guarded.request("GET", "/read")
     await client.request("PATCH", "/unguarded", body={})
     assert client.counts == guarded.counts == {"PATCH": 3, "GET": 1}
+
+
+@given(st.text())
+@example("\U0001f600\u2028\x85\x7f\\ud83d")
+def test_a_body_is_json_that_yaml_reads_alike(text: str) -> None:
+    data = kube.encode({"a": text})
+    assert json.loads(data) == yaml.safe_load(data.decode()) == {"a": text}
 
 
 async def test_no_proxy_is_asked_for_a_loopback_address(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
