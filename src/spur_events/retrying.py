@@ -6,6 +6,7 @@ retried here: its retry is a later event (design rule 20).
 
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ from spur_events import errors
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_WENT_WELL_S = 10.0
+
 
 def backoff_s(attempts: int, minimum_s: float, maximum_s: float) -> float:
     """Return the seconds to wait after so many failed attempts in a row: exponential, with full jitter."""
@@ -23,12 +26,11 @@ def backoff_s(attempts: int, minimum_s: float, maximum_s: float) -> float:
     return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, guards nothing
 
 
-def _asked_for(state: tenacity.RetryCallState) -> float:
+def _wait_s(error: BaseException | None, failures: int) -> float:
     """Return what the other side asked for (Retry-After), else a jittered exponential wait up to 5 s."""
-    error = state.outcome.exception() if state.outcome else None
     if isinstance(error, errors.TemporaryError) and error.retry_after_s is not None:
         return error.retry_after_s
-    return backoff_s(state.attempt_number, 0.2, 5.0)
+    return backoff_s(failures, 0.2, 5.0)
 
 
 async def call(
@@ -44,7 +46,9 @@ async def call(
     """
     async for attempt in tenacity.AsyncRetrying(
         stop=tenacity.stop_after_attempt(attempts),
-        wait=_asked_for,
+        wait=lambda state: _wait_s(
+            state.outcome.exception() if state.outcome else None, state.attempt_number
+        ),
         retry=tenacity.retry_if_exception(
             lambda error: isinstance(error, errors.TemporaryError) and not isinstance(error, unless)
         ),
@@ -57,13 +61,26 @@ async def call(
 
 
 async def forever(policy: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` until it returns; after a TemporaryError, however often it comes, try again."""
+    """Run `work` until it returns; after a TemporaryError, however often it comes, try again.
+
+    Failures count in a row: work that went well for a while starts again with the shortest wait.
+    """
+    failures = 0
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        nonlocal failures
+        error = state.outcome.exception() if state.outcome else None
+        lasted_s = time.monotonic() - began_s
+        failures = 1 if lasted_s > _WENT_WELL_S else failures + 1
+        return _wait_s(error, failures)
+
     async for attempt in tenacity.AsyncRetrying(
-        wait=_asked_for,
+        wait=wait,
         retry=tenacity.retry_if_exception_type(errors.TemporaryError),
         before_sleep=_report(policy),
         reraise=True,
     ):
+        began_s = time.monotonic()
         with attempt:
             return await work()
     raise AssertionError("unreachable: tenacity returns or raises")

@@ -5,12 +5,16 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from spur_events import jetstream, postgres, settings
+from spur_events import jetstream, postgres, services, settings
+from spur_events.consumers.kube import apply, observe
+from spur_events.consumers.kube import client as kube
+from spur_events.consumers.plan import marks
 from spur_events.local.nats import Nats
 from spur_events.producers.relay import Relay
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AccountChanged, Change
+from spur_events.schemas.status import AccountStatus, Phase
 
 T = TypeVar("T")
 
@@ -91,3 +95,99 @@ async def changes(bus: jetstream.Bus, account: str | None = None) -> list[tuple[
         if account is None or event.name == account:
             found += [(event, change) for change in event.changes]
     return found
+
+
+@contextlib.asynccontextmanager
+async def everything(given: settings.Settings) -> AsyncIterator[None]:
+    """Run the whole pipeline in this process until the block ends; begins when it is ready."""
+    ready = asyncio.Event()
+    async with background(services.everything(given, ready.set)) as task:
+        waiting = asyncio.ensure_future(ready.wait())
+        await asyncio.wait({waiting, task}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        assert waiting.done(), "the pipeline did not become ready"
+        yield
+
+
+class Cluster:
+    """A cluster as a test looks at it: as its administrator, through our own client."""
+
+    def __init__(self, client: kube.Client, name: str) -> None:
+        self.client = client
+        self.name = name
+
+    async def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+        """Return a live object, or None."""
+        return await apply.get(self.client, kind, name, namespace)
+
+    async def hard(self, account: str) -> dict[str, str] | None:
+        """Return an account's quota as it is in force, or None."""
+        quota = await self.get("ResourceQuota", marks.QUOTA_NAME, names.namespace(account))
+        return (quota.get("status") or {}).get("hard") if quota else None
+
+    async def subjects(self, account: str) -> list[str] | None:
+        """Return who is bound in an account's namespace, or None where there is no binding."""
+        binding = await self.get("RoleBinding", marks.BINDING_NAME, names.namespace(account))
+        return [subject["name"] for subject in binding.get("subjects") or []] if binding else None
+
+    async def service_accounts(self, account: str) -> list[str]:
+        """Return the members' ServiceAccounts in an account's namespace."""
+        found = await observe.list_all(self.client, "ServiceAccount", namespace=names.namespace(account))
+        mine = [one["metadata"]["name"] for one in found]
+        return sorted(name for name in mine if name.startswith(names.SERVICE_ACCOUNT_PREFIX))
+
+    async def patch(self, manifest_path: str, body: dict[str, Any], manager: str = "kubectl-edit") -> None:
+        """Change an object as somebody else, by a merge patch."""
+        await self.client.request(
+            "PATCH", manifest_path, body=body, content_type=kube.MERGE_PATCH, query={"fieldManager": manager}
+        )
+
+
+@contextlib.asynccontextmanager
+async def cluster(given: settings.Settings) -> AsyncIterator[Cluster]:
+    """Look at the cluster of these settings."""
+    async with kube.Client(given.kubernetes) as client:
+        yield Cluster(client, given.kubernetes.cluster)
+
+
+async def status(bus: jetstream.Bus, given: settings.Settings, account: str) -> AccountStatus | None:
+    """Return an account's status on the cluster of these settings."""
+    key = subjects.status_key(given.kubernetes.cluster, names.slug(account))
+    entry = await bus.get(subjects.STATUS_BUCKET, key, AccountStatus)
+    return entry.value if entry else None
+
+
+async def published(given: settings.Settings) -> None:
+    """Wait until the outbox is empty: everything that was committed is on the bus."""
+
+    async def check() -> bool:
+        with postgres.connect(given.database) as connection:
+            row = connection.execute("SELECT count(*) AS waiting FROM spur_events.outbox").fetchone()
+        return row is not None and row["waiting"] == 0
+
+    await eventually(check, "the outbox is empty")
+
+
+async def settled(bus: jetstream.Bus, given: settings.Settings, account: str) -> AccountStatus:
+    """Wait until all that was committed is published and an account's newest state is applied."""
+    await published(given)
+
+    async def check() -> AccountStatus | None:
+        newest = await state(bus, account)
+        found = await status(bus, given, account)
+        if newest is None or found is None or not found.settled or found.wanted != newest.revision:
+            return None
+        return found
+
+    return await eventually(check, f"{account} is settled")
+
+
+async def in_phase(bus: jetstream.Bus, given: settings.Settings, account: str, phase: Phase) -> AccountStatus:
+    """Wait until an account is in a phase, and return its status."""
+
+    async def check() -> AccountStatus | None:
+        found = await status(bus, given, account)
+        return found if found is not None and found.phase is phase else None
+
+    return await eventually(check, f"{account} is {phase}")

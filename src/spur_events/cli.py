@@ -1,0 +1,168 @@
+"""The command `spur-events`: reads settings, calls the parts, prints what a person or a program reads.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 refused by a safety rule, 4 timed out. `sacctmgr` is a command of its
+own (producers.sacctmgr).
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spur_events import errors, process, settings, telemetry
+
+app = typer.Typer(
+    name="spur-events",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make Kubernetes follow an HPC accounting database within seconds, over NATS JetStream.",
+)
+database = typer.Typer(no_args_is_help=True, help="The accounting database.")
+app.add_typer(database, name="db")
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="SPUR_EVENTS_STATE_DIR",
+        help="Folder of a development installation; several can run side by side.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
+
+
+class Part(StrEnum):
+    """The long-running parts."""
+
+    RELAY = "relay"
+    APPLY = "apply"
+    ALL = "all"
+
+
+def main() -> None:
+    """Run the command; an error that is meant for a person is one line, without a traceback."""
+    try:
+        app()
+    except errors.SpurEventsError as error:
+        if os.environ.get("SPUR_EVENTS_DEBUG"):
+            raise
+        typer.echo(f"spur-events: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+@app.command()
+def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them together.")]) -> None:
+    """Run a part of the pipeline until SIGTERM."""
+    from spur_events import services  # noqa: PLC0415 - other commands need not load the drivers
+
+    telemetry.set_up()
+    config = settings.load()
+    parts: dict[Part, Callable[[settings.Settings], Coroutine[Any, Any, None]]] = {
+        Part.RELAY: services.relay,
+        Part.APPLY: services.apply,
+        Part.ALL: services.everything,
+    }
+    _run(process.until_signal(parts[part](config)))
+
+
+@database.command("migrate")
+def migrate_database() -> None:
+    """Create what is missing in the accounting database; safe to run again at any time."""
+    from spur_events.producers import migrate  # noqa: PLC0415
+
+    applied = migrate.migrate(settings.load().database)
+    for name in applied:
+        typer.echo(f"applied {name}")
+    if not applied:
+        typer.echo("nothing to do: the database is up to date")
+
+
+@app.command()
+def status(
+    accounts: Annotated[list[str] | None, typer.Argument(help="Only these accounts.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again when something changed.")] = False,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show how far every cluster is with every account, and whether the relay lives."""
+    from spur_events import report  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    _run(
+        process.until_signal(
+            report.status(settings.load(), set(accounts or ()), watch=watch, as_json=as_json)
+        )
+    )
+
+
+@app.command()
+def events(
+    account: Annotated[str | None, typer.Argument(help="Only this account.")] = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the audit trail: what changed, by whom and when."""
+    from spur_events import report  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    _run(report.events(settings.load(), account, as_json=as_json))
+
+
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")] = False,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            help="Use this cluster instead of the embedded control plane.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Start everything on this machine: PostgreSQL, NATS, a Kubernetes control plane, and all services."""
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.up(state_dir, detach=detach, kubeconfig=kubeconfig, migrate=_migrate, run_services=_serve)
+
+
+@app.command()
+def env(state_dir: StateDir = None) -> None:
+    """Print 'export NAME=value' lines for what 'up' started: eval "$(spur-events env)"."""
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    typer.echo(supervisor.shell_exports(supervisor.environment(state_dir)))
+
+
+@app.command()
+def down(state_dir: StateDir = None) -> None:
+    """Stop what 'up' started; its data stays."""
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    for line in supervisor.down(state_dir):
+        typer.echo(line)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Start everything in a fresh folder, show the whole job being done, check it, and stop."""
+    from spur_events import tour  # noqa: PLC0415
+
+    tour.run(state_dir, keep=keep)

@@ -1,0 +1,167 @@
+"""What `spur-events status` and `events` print: read from the bus, never from the cluster or the database."""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import rich.box
+import rich.console
+import rich.markup
+import rich.table
+
+from spur_events import jetstream, settings
+from spur_events.schemas import subjects
+from spur_events.schemas.accounts import AccountState
+from spur_events.schemas.events import AccountChanged
+from spur_events.schemas.status import AccountStatus, RelayStatus
+
+#: A relay whose heartbeat is older than this is not trusted (design rule 18).
+RELAY_STALE_S = 60.0
+_WATCH_S = 0.5
+
+
+async def status(config: settings.Settings, only: set[str], *, watch: bool, as_json: bool) -> None:
+    """Print the accounts of every cluster; with `watch`, again whenever a record changes."""
+    async with jetstream.connect(config.nats, "spur-events status") as bus:
+        while True:
+            seen = await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}")
+            found = await _collect(bus, only)
+            _print_json(found) if as_json else _print_status(found)
+            if not watch:
+                return
+            while seen == await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}"):
+                await asyncio.sleep(_WATCH_S)
+
+
+async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
+    states = await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
+    statuses = await bus.read_all(subjects.STATUS_BUCKET, AccountStatus)
+    accounts: list[dict[str, Any]] = []
+    reported = set()
+    for key, entry in sorted(statuses.items()):
+        if key == subjects.RELAY_KEY:
+            continue
+        if isinstance(entry, jetstream.Damaged):
+            accounts.append({"key": key, "phase": "Unreadable", "message": entry.problem})
+            continue
+        reported.add(entry.value.slug)
+        state = states.get(entry.value.slug)
+        newest = state.value.revision if isinstance(state, jetstream.Entry) else entry.value.wanted
+        accounts.append(_row(entry.value, newest))
+    for slug, state in sorted(states.items()):
+        if slug not in reported and isinstance(state, jetstream.Entry):
+            accounts.append(
+                {
+                    "account": state.value.name,
+                    "cluster": "-",
+                    "phase": "Waiting",
+                    "wanted": str(state.value.revision),
+                    "message": "no cluster has looked at it yet; is 'spur-events run apply' running?",
+                }
+            )
+    if only:
+        accounts = [row for row in accounts if row.get("account") in only]
+    return {"relay": await _relay(bus), "accounts": accounts}
+
+
+def _row(status: AccountStatus, newest: Any) -> dict[str, Any]:
+    phase = str(status.phase) if newest <= status.wanted else "Behind"
+    return {
+        "account": status.name,
+        "cluster": status.cluster,
+        "namespace": status.namespace,
+        "phase": phase,
+        "reason": status.reason,
+        "message": status.message,
+        "wanted": str(max(newest, status.wanted)),
+        "applied": str(status.applied) if status.applied else None,
+        "since": status.since.isoformat(timespec="seconds"),
+        "not_enforced": list(status.not_enforced),
+        "over_quota": list(status.over_quota),
+        "retry_at": status.retry_at.isoformat(timespec="seconds") if status.retry_at else None,
+    }
+
+
+async def _relay(bus: jetstream.Bus) -> dict[str, Any]:
+    entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
+    if entry is None:
+        return {"state": "never seen", "message": "start it with 'spur-events run relay'"}
+    beat = entry.value
+    age_s = (datetime.now(UTC) - beat.at).total_seconds()
+    return {
+        "state": "leads" if age_s <= RELAY_STALE_S else "silent",
+        "age_s": round(age_s, 1),
+        "host": beat.host,
+        "pid": beat.pid,
+        "installation": beat.installation,
+        "epoch": beat.epoch,
+        "refused": dict(beat.refused),
+    }
+
+
+def _print_json(found: object) -> None:
+    json.dump(found, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _console() -> rich.console.Console:
+    # Not cut to a guessed width when a program or a log reads it.
+    return rich.console.Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    console = _console()
+    relay = found["relay"]
+    age = f", heartbeat {relay['age_s']} s ago" if "age_s" in relay else ""
+    console.print(f"relay: {relay['state']}{age}{' - ' + relay['message'] if 'message' in relay else ''}")
+    for slug, why in relay.get("refused", {}).items():
+        console.print(f"refused: {slug}: {why}", markup=False)
+    if not found["accounts"]:
+        console.print("no accounts yet: add one with 'sacctmgr -i add account name=physics grptres=cpu=64'")
+        return
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("ACCOUNT", "CLUSTER", "PHASE", "WANTED", "APPLIED", "SINCE", "NOTES"):
+        table.add_column(heading, overflow="fold")
+    for row in found["accounts"]:
+        notes = [note for note in (row.get("reason"), row.get("message")) if note]
+        notes += [f"not enforced: {name}" for name in row.get("not_enforced", ())]
+        notes += [f"over-quota: {key}" for key in row.get("over_quota", ())]
+        cells = [row.get("account", row.get("key")), row.get("cluster"), row["phase"], row.get("wanted")]
+        cells += [row.get("applied"), row.get("since"), "; ".join(notes)]
+        table.add_row(*(rich.markup.escape(str(cell)) if cell else "-" for cell in cells))
+    console.print(table)
+
+
+async def events(config: settings.Settings, account: str | None, *, as_json: bool) -> None:
+    """Print the changes that the event stream holds, oldest first."""
+    async with jetstream.connect(config.nats, "spur-events events") as bus:
+        found = await bus.read_stream(subjects.EVENTS_STREAM, subjects.ALL_CHANGES, AccountChanged)
+    rows = [
+        {
+            "at": change.at.isoformat(timespec="milliseconds"),
+            "account": event.name,
+            "change": str(change.kind),
+            "user": change.user,
+            "before": change.before,
+            "after": change.after,
+            "database_user": change.actor.database_user,
+            "os_user": change.actor.os_user,
+            "application": change.actor.application,
+            "id": change.id,
+            "revision": str(event.revision),
+        }
+        for event in found
+        if account in (None, event.name)
+        for change in event.changes
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        who = row["os_user"] or row["database_user"]
+        what = " ".join(
+            str(part) for part in (row["change"], row["user"], row["before"], row["after"]) if part
+        )
+        sys.stdout.write(f"{row['at']}  {row['account']}  {what}  by {who} ({row['application']})\n")
