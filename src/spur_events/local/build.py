@@ -11,21 +11,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 from spur_events import errors
-from spur_events.local import golang
+from spur_events.local import console, golang
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 _NEEDED_BYTES = 6_000_000_000
-_REPORT_SHARE, _REPORT_S = 0.1, 30.0
 _BUILD = "1"  # changes when the flags below do
 _NETWORK_SIGNS = ("dial tcp", "no such host", "i/o timeout", "connection refused", "proxyconnect", "TLS")
 
@@ -40,13 +38,7 @@ def sources() -> Path:
     return Path(str(resources.files("spur_events"))) / "deploy" / "devcluster"
 
 
-def say(line: str) -> None:
-    """Report to standard error: what functions here do unless given another way."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def binary(report: Callable[[str], None] = say) -> Path:
+def binary(report: console.Report = console.on_stderr) -> Path:
     """Return the binary, built first where needed: minutes with nothing cached, milliseconds afterwards.
 
     Raises:
@@ -76,7 +68,7 @@ def binary(report: Callable[[str], None] = say) -> Path:
 
 
 @contextlib.contextmanager
-def _only_one(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+def _only_one(path: Path, report: console.Report) -> Iterator[None]:
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +106,7 @@ def _link_flags(go_mod: Path) -> str:
     )
 
 
-def _build(go: golang.Toolchain, scratch: Path, target: Path, report: Callable[[str], None]) -> None:
+def _build(go: golang.Toolchain, scratch: Path, target: Path, report: console.Report) -> None:
     free = shutil.disk_usage(scratch).free
     if free < _NEEDED_BYTES:
         raise errors.PermanentError(
@@ -147,7 +139,7 @@ def _build(go: golang.Toolchain, scratch: Path, target: Path, report: Callable[[
 
 
 def _run(
-    go: golang.Toolchain, cwd: Path, arguments: list[str], report: Callable[[str], None], total: int = 0
+    go: golang.Toolchain, cwd: Path, arguments: list[str], report: console.Report, total: int = 0
 ) -> str:
     """Run Go; with `total`, report how many packages it has compiled."""
     with subprocess.Popen(
@@ -159,14 +151,14 @@ def _run(
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        progress = Progress(total, report)
         end: deque[str] = deque(maxlen=40)
 
         def read_errors() -> None:
-            assert process.stderr is not None  # noqa: S101 - for mypy
-            for line in process.stderr:
+            compiled = 0
+            for line in process.stderr or ():
                 if total and re.fullmatch(r"[\w./~-]+", line.strip()):
-                    progress.compiled()
+                    compiled += 1
+                    report(f"compiled {compiled} of {total} packages", compiled / total)
                 else:
                     end.append(line.rstrip())
 
@@ -197,27 +189,3 @@ def _explain(said: str, step: str) -> str:
         advice = "please report this"
     last = "\n".join(said.splitlines()[-8:])
     return f"the control plane cannot be built ('go {step}' failed): {advice}, {golang.OTHER_WAYS}\n{last}"
-
-
-class Progress:
-    """Counts compiled packages: one line that is rewritten on a terminal, now and then a line elsewhere."""
-
-    def __init__(self, total: int, report: Callable[[str], None]) -> None:
-        self._total = total
-        self._report = report
-        self._done = 0
-        self._said_done, self._said_at = 0, time.monotonic()
-        self._terminal = report is say and sys.stderr.isatty()
-
-    def compiled(self) -> None:
-        """Count one package, and say so where it is time."""
-        self._done += 1
-        text = f"compiled {self._done} of {self._total} packages"
-        if self._terminal:
-            sys.stderr.write(f"\r{text}" + ("\n" if self._done == self._total else ""))
-            sys.stderr.flush()
-            return
-        now = time.monotonic()
-        if self._done - self._said_done >= self._total * _REPORT_SHARE or now - self._said_at >= _REPORT_S:
-            self._said_done, self._said_at = self._done, now
-            self._report(text)

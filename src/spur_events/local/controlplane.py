@@ -9,12 +9,12 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from spur_events import errors
-from spur_events.local import build, child, kubeapi
+from spur_events.local import build, child, console, kubeapi
 from spur_events.local import folder as folders
 
 _START_TIMEOUT_S = 60.0
@@ -40,7 +40,7 @@ class ControlPlane:
     name = "control plane"
 
     def __init__(
-        self, folder: Path, *, durable: bool = True, report: Callable[[str], None] = build.say
+        self, folder: Path, *, durable: bool = True, report: console.Report = console.on_stderr
     ) -> None:
         self.folder = folder
         self.etcd = child.Child(folder, "etcd")
@@ -115,13 +115,17 @@ class ControlPlane:
 
     def kill(self) -> None:
         """End all three by SIGKILL, also those that a killed parent left behind."""
-        for part in reversed(self._parts()):
+        for part in (self.controller_manager, self.api_server, self.etcd):
             part.kill()
 
+    def running(self) -> list[str]:
+        """Names of those that run."""
+        parts = (self.etcd, self.api_server, self.controller_manager)
+        return [part.name for part in parts if part.pid is not None]
+
     def _parts(self) -> tuple[child.Child, ...]:
-        if not _has_controllers():
-            return (self.etcd, self.api_server)
-        return (self.etcd, self.api_server, self.controller_manager)
+        controllers = (self.controller_manager,) if _has_controllers() else ()
+        return (self.etcd, self.api_server, *controllers)
 
     def _write_files(self) -> None:
         token = folders.secret(self._token_file)
@@ -207,24 +211,21 @@ class ControlPlane:
         return status == HTTPStatus.OK
 
     def _wait_for_controllers(self) -> None:
-        """Wait until a fresh namespace gets its default ServiceAccount, then remove it."""
-        name = f"spur-events-start-{secrets.token_hex(4)}"
-        path = f"/api/v1/namespaces/{name}"
-        self.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        """Wait until the controllers make a default ServiceAccount, one that nobody uses, anew.
 
-        def answers(method: str, path: str, status: HTTPStatus) -> bool:
+        A fresh namespace would show the same, but is visible for the five seconds that its deletion takes.
+        """
+        path = "/api/v1/namespaces/kube-node-lease/serviceaccounts/default"
+        _, before = self.api.request("DELETE", path)
+
+        def is_made() -> bool:
             try:
-                return self.api.request(method, path)[0] == status
+                status, found = self.api.request("GET", path)
             except OSError:
                 return False
+            return status == HTTPStatus.OK and found["metadata"]["uid"] != _uid(before)
 
-        self.controller_manager.wait_ready(
-            lambda: answers("GET", f"{path}/serviceaccounts/default", HTTPStatus.OK), _START_TIMEOUT_S
-        )
-        self.api.request("DELETE", path)
-        self.controller_manager.wait_ready(
-            lambda: answers("GET", path, HTTPStatus.NOT_FOUND), _START_TIMEOUT_S
-        )
+        self.controller_manager.wait_ready(is_made, _START_TIMEOUT_S)
 
     def _write_kubeconfig(self) -> None:
         name = "spur-events"
@@ -247,6 +248,11 @@ class ControlPlane:
             "current-context": name,
         }
         folders.write_private(self.kubeconfig, json.dumps(content, indent=2) + "\n")  # JSON is YAML
+
+
+def _uid(deleted: Any) -> object:
+    """Return the uid in the answer to a DELETE (the object, or a Status with details), if there was one."""
+    return deleted.get("metadata", {}).get("uid") or deleted.get("details", {}).get("uid")
 
 
 def _has_controllers() -> bool:

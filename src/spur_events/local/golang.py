@@ -8,10 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from spur_events import errors
+from spur_events.local import console
 
 # What to do instead, for each message that says a build is not possible.
 OTHER_WAYS = (
@@ -43,7 +43,7 @@ class Toolchain:
         return given
 
 
-def find(needed: tuple[int, ...], cache: Path, report: Callable[[str], None]) -> Toolchain:
+def find(needed: tuple[int, ...], cache: Path, report: console.Report) -> Toolchain:
     """Return a Go of at least the `needed` version, installed into `cache` where PATH has none.
 
     Raises:

@@ -39,6 +39,9 @@ class Server(Protocol):
     def kill(self) -> None:
         """End it by SIGKILL, also what a killed parent left behind."""
 
+    def running(self) -> list[str]:
+        """Names of its processes that run, for messages."""
+
 
 class SingleServer(abc.ABC):
     """A server of one process that listens on one loopback port, chosen at the first start."""
@@ -111,6 +114,10 @@ class SingleServer(abc.ABC):
     def kill(self) -> None:
         """End the process by SIGKILL."""
         self.child.kill()
+
+    def running(self) -> list[str]:
+        """Its name, if it runs."""
+        return [self.name] if self.pid is not None else []
 
     @abc.abstractmethod
     def prepare(self) -> None:
