@@ -28,7 +28,7 @@ _KEEPALIVE = {
 
 
 class ConflictError(errors.TemporaryError):
-    """The transaction met another one (serialization failure or deadlock) and may be run again."""
+    """The transaction met another one (serialization failure, deadlock, lock time-out) and may be run again."""
 
 
 def _parameters(settings: Database, application: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def translated(settings: Database) -> Iterator[None]:
     """Turn driver errors that leave the block into our tree, with the cause chained."""
     try:
         yield
-    except (pg_errors.SerializationFailure, pg_errors.DeadlockDetected) as error:
+    except (pg_errors.SerializationFailure, pg_errors.DeadlockDetected, pg_errors.LockNotAvailable) as error:
         raise ConflictError(f"transaction met another one: {_first_line(error)}") from error
     except (pg_errors.InsufficientPrivilege, pg_errors.UndefinedTable, pg_errors.InvalidSchemaName) as error:
         raise errors.MisconfiguredError(
