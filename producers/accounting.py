@@ -26,8 +26,8 @@ def add(
     """Add accounts, all with the same columns; those that exist already are left as they are.
 
     Raises:
-        PermanentError: if every one of them exists already, or the parent does not.
-        UsageError: if a name or text cannot be stored.
+        PermanentError: if every one of them exists already.
+        UsageError: if a name or text cannot be stored, or the parent does not exist.
     """
     wanted = changes.account_names(names)
     columns = _columns(patch)
@@ -60,8 +60,8 @@ def modify(
     """Write the patch's columns, and no others, to accounts. TRES limits are merged one by one.
 
     Raises:
-        PermanentError: if one of the accounts, or the new parent, does not exist.
-        UsageError: if a name or text cannot be stored.
+        PermanentError: if one of the accounts does not exist.
+        UsageError: if a name or text cannot be stored, or the new parent does not exist or is below the account.
     """
     wanted = changes.account_names(names)
     columns = _columns(patch)
@@ -166,7 +166,7 @@ def _parent(work: rows.Transaction, children: Sequence[str], given: str | None) 
     above: str | None = parent
     while above is not None and above not in seen:  # a circle further up is not of our making
         if above in children:
-            raise errors.PermanentError(
+            raise errors.UsageError(
                 f"parent={given}: account {above!r} would be below itself. Nothing changed; choose another parent"
             )
         seen.add(above)
@@ -174,7 +174,7 @@ def _parent(work: rows.Transaction, children: Sequence[str], given: str | None) 
         if not found and above == parent:
             if parent == changes.ROOT:
                 return {"parent_account": None}  # Slurm's top needs no row
-            raise errors.PermanentError(
+            raise errors.UsageError(
                 f"unknown parent account {parent!r}. Nothing changed; add it first: sacctmgr add account name={parent}"
             )
         above = found[0]["parent_account"] if found else None

@@ -28,8 +28,8 @@ def add(
     The first account becomes the default of a user without one, unless the patch names another.
 
     Raises:
-        PermanentError: if an account does not exist, or all of the memberships do already.
-        UsageError: if a name cannot be stored or no account is given.
+        PermanentError: if all of the memberships exist already.
+        UsageError: if a name cannot be stored, or an account is not given or does not exist.
     """
     users = changes.user_names(names)
     default = _default(patch)
@@ -41,7 +41,7 @@ def add(
         known = work.accounts(wanted)
         missing = [name for name in wanted if name not in known]
         if missing:
-            raise errors.PermanentError(
+            raise errors.UsageError(
                 f"unknown account {changes.listed(missing)} for user {changes.listed(users)}. Nothing new added;"
                 f" add it first: sacctmgr add account name={missing[0]}"
             )

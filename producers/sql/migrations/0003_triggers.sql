@@ -310,7 +310,9 @@ $$;
 -- Firing a trigger needs no right on its function; calling one by hand would.
 revoke all on all functions in schema spur_events from public;
 
--- Writers wait from here to the commit, so that no change falls between the rows read and the triggers.
+-- Writers wait from here to the commit, so that no change falls between the rows read and the triggers. The
+-- limit is for them: behind a long transaction they would queue after us for as long as it lasts.
+set local lock_timeout = '30s';
 lock table accounts, users in share row exclusive mode;
 
 create trigger spur_events_insert after insert on accounts
