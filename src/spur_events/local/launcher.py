@@ -11,6 +11,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
+_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP = 28, 1 << 2
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -25,10 +26,9 @@ def _prctl(option: int, argument: int, other: int = 0) -> bool:
     )
 
 
-def _capset(capability: int) -> bool:
-    """Make one capability permitted, effective and inheritable, and drop all others."""
+def _capset(mask: int) -> bool:
+    """Make these capabilities permitted, effective and inheritable, and drop all others."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    mask = 1 << capability
     data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
     return bool(_libc.capset(header, data) == 0)
 
@@ -41,13 +41,16 @@ def _become(user: str) -> None:
     """
     entry = pwd.getpwnam(user)
     _prctl(_PR_SET_KEEPCAPS, 1)
+    # Without it access(2) ignores the capability, and initdb asks access(2) whether its programs are there.
+    _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
     for capability in (_CAP_DAC_READ_SEARCH, _CAP_DAC_OVERRIDE):
-        if _capset(capability):
+        if _capset(1 << capability):
             _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability)
             return
+    _capset(0)
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 from importlib import util
 from pathlib import Path
 from urllib import parse
 
 from spur_events import errors
-from spur_events.local import child, server
+from spur_events.local import child, orphans, server
 from spur_events.local import folder as folders
 
 _READY_LINE = 7  # of postmaster.pid, see src/include/utils/pidfile.h
@@ -134,27 +135,25 @@ class Postgres(server.SingleServer):
         )
         if made.returncode != 0:
             said = made.stderr.strip() or made.stdout.strip()
-            raise errors.PermanentError(f"PostgreSQL cannot make its data folder {fresh}: {said}")
+            hint = (
+                f"\n(root runs it as user {self._user}, who must reach these folders: run as an ordinary user,"
+                " or use folders that everybody can enter)"
+                if self._user
+                else ""
+            )
+            raise errors.PermanentError(f"PostgreSQL cannot make its data folder {fresh}: {said}{hint}")
         fresh.rename(self._data)
 
     def _kill_backends(self) -> None:
-        """End backends that outlived their postmaster: they hold the data folder's shared memory.
-
-        Each sits in the data folder and runs the server's program, which proves that it is ours.
-        """
+        """End backends that outlived their postmaster: they hold the data folder's shared memory."""
         if not self._data.exists():
             return
         program = binaries() / "postgres"
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                ours = (entry / "cwd").samefile(self._data) and (entry / "exe").samefile(program)
-            except OSError:  # ended meanwhile, or somebody else's
-                continue
-            if ours:
-                try:
-                    os.kill(int(entry.name), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-                child.wait_gone(int(entry.name), self.stop_timeout_s)
+        if orphans.end(self._data, program) or not self._user:
+            return
+        helper = [sys.executable, "-I", "-S", orphans.__file__, self._data, program]
+        subprocess.run(
+            child.launch(helper, death_signal=signal.SIGKILL, user=self._user),
+            check=False,
+            capture_output=True,
+        )
