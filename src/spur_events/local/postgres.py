@@ -151,7 +151,7 @@ class Postgres(server.SingleServer):
         program = binaries() / "postgres"
         if orphans.end(self._data, program) or not self._user:
             return
-        helper = [sys.executable, "-I", "-S", orphans.__file__, self._data, program]
+        helper: list[str | Path] = [sys.executable, "-I", "-S", orphans.__file__, self._data, program]
         subprocess.run(
             child.launch(helper, death_signal=signal.SIGKILL, user=self._user),
             check=False,
