@@ -2,12 +2,13 @@
 
 import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from spur_events import errors
-from spur_events.local import build, console, golang
+from spur_events.local import build, console
 
 _FAKE_GO = """#!/bin/sh
 case $1 in
@@ -95,7 +96,7 @@ def test_without_a_go_that_is_new_enough_and_without_pip_it_says_what_to_install
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _install_go(tmp_path, version="go1.19")
-    monkeypatch.setattr(golang.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     reports = Reports()
     with pytest.raises(errors.MisconfiguredError, match=r"install Go 1\.26\.0 or later"):
         build.binary(reports)
