@@ -46,7 +46,7 @@ class Client:
         self.counts: Counter[str] = Counter()
         self._config = config
         self._slots = asyncio.Semaphore(config.concurrency)
-        self._timeout = aiohttp.ClientTimeout(total=config.timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=config.timeout_s, sock_connect=config.timeout_s / 2)
         self._guard: Guard | None = None
         self._api: Any = None
 
@@ -93,7 +93,8 @@ class Client:
         Raises:
             NotFoundError, ConflictError, AlreadyExistsError, ForbiddenError, NamespaceTerminatingError,
             UnauthorizedError, ThrottledError, ExpiredError, InvalidError, ServerError: what it answered.
-            UnreachableError: it did not answer within the time-out, or not as an API server.
+            SlowError: it did not answer within the time-out.
+            UnreachableError: no connection could be made, or what answers is not an API server.
         """
         data = None if body is None else encode(body)
         async with self._slots:
@@ -138,8 +139,14 @@ class Client:
                     body=_object(await response.read(), response.status),
                     retry_after=response.headers.get("Retry-After", ""),
                 )
-        except TimeoutError as error:
+        except aiohttp.ConnectionTimeoutError as error:
             raise errors.UnreachableError(
+                f"the API server at {self.address} cannot be reached: connecting took longer than"
+                f" {self._config.timeout_s / 2:g} s; check that it is up, and the kubeconfig"
+                " (SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG)"
+            ) from error
+        except TimeoutError as error:
+            raise errors.SlowError(
                 f"the API server at {self.address} did not answer {method} {path} within"
                 f" {self._config.timeout_s:g} s; check that it is up and not overloaded"
             ) from error

@@ -45,6 +45,10 @@ class ExpiredError(errors.TemporaryError):
     """410: the continue token of a list is too old; list again from the start."""
 
 
+class SlowError(errors.TemporaryError):
+    """No answer within the time-out, on a connection that stands: this request's trouble, not the cluster's."""
+
+
 class ServerError(errors.TemporaryError):
     """5xx: the server, its storage or an admission webhook failed."""
 

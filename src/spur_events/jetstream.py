@@ -4,11 +4,12 @@ Models go in, models come out (schemas.codec); driver errors leave in our tree. 
 declared in deploy/nats/topology.json and made or reconciled by `Bus.ensure_topology`.
 """
 
+import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Generic, TypeVar
@@ -77,6 +78,7 @@ async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
         MisconfiguredError: if the server refuses the credentials.
     """
     client = Client()
+    bus = Bus(client, settings)
     options: dict[str, Any] = {
         "servers": settings.url.split(","),
         "name": name,
@@ -86,6 +88,7 @@ async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
         "ping_interval": 5,
         "max_outstanding_pings": 2,
         "error_cb": _ignore,
+        "disconnected_cb": bus.cut,
         # A request that cannot be sent now must fail now: a stale write sent after a reconnect helps nobody.
         "pending_size": 0,
     }
@@ -100,7 +103,7 @@ async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
     first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
     try:
         probe = Client()
-        await probe.connect(**first)
+        await probe.connect(**{**first, "disconnected_cb": None})
         await probe.close()
         await client.connect(**options)
     except (nats.errors.Error, OSError, ssl.SSLError) as error:
@@ -113,7 +116,7 @@ async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
             f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
         ) from error
     try:
-        yield Bus(client, settings)
+        yield bus
     finally:
         await client.close()
 
@@ -129,6 +132,7 @@ class Bus:
         self._client = client
         self._settings = settings
         self._js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+        self._in_flight: set[asyncio.Timeout] = set()
 
     @property
     def connected(self) -> bool:
@@ -154,7 +158,7 @@ class Bus:
                     subjects.PARTITIONS_METADATA: str(self._settings.partitions),
                     subjects.INSTALLATION_METADATA: installation,
                 }
-            with self._translated():
+            async with self._asking():
                 await self._ensure_stream(wanted)
 
     async def _ensure_stream(self, wanted: dict[str, Any]) -> None:
@@ -207,7 +211,7 @@ class Bus:
             MissingError: if the relay has not made the streams yet.
             MisconfiguredError: if the number of partitions differs.
         """
-        with self._translated():
+        async with self._asking():
             info = await self._js.stream_info(subjects.EVENTS_STREAM)
         return self._check_metadata(info.config.metadata or {}, None)
 
@@ -219,7 +223,7 @@ class Bus:
         The same `message_id` within the stream's duplicate window is stored once.
         """
         data, own = codec.encode(model, self._client.max_payload)
-        with self._translated():
+        async with self._asking():
             ack = await self._js.publish(
                 subject, data, headers={**(headers or {}), **own, api.Header.MSG_ID: message_id}
             )
@@ -236,7 +240,7 @@ class Bus:
         }
         if len(message.data) > room:
             headers[TRUNCATED_HEADER] = str(len(message.data))
-        with self._translated():
+        async with self._asking():
             await self._js.publish(subject, message.data[: max(room, 0)], headers=headers)
 
     async def get(self, bucket: str, key: str, kind: type[M], *, newest: bool = False) -> Entry[M] | None:
@@ -247,7 +251,7 @@ class Bus:
         Raises:
             CodecError: if the value is not what it should be.
         """
-        with self._translated():
+        async with self._asking():
             try:
                 raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}", direct=not newest)
             except nats.js.errors.NotFoundError as error:
@@ -280,19 +284,19 @@ class Bus:
     async def _put(self, bucket: str, key: str, data: bytes, headers: codec.Headers, last: int | None) -> int:
         if last is not None:
             headers = {**headers, api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(last)}
-        with self._translated():
+        async with self._asking():
             ack = await self._js.publish(f"$KV.{bucket}.{key}", data, headers=headers)
         return int(ack.seq)
 
     async def _deletion_marker(self, bucket: str, key: str) -> int:
         """Return the sequence of a key's deletion marker, or 0 where its last message is none."""
-        with self._translated():
+        async with self._asking():
             raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}")
         return int(raw.seq or 0) if _is_marker(raw.headers) else 0
 
     async def delete(self, bucket: str, key: str, *, last: int) -> None:
         """Delete a key if its revision still is `last`."""
-        with self._translated():
+        async with self._asking():
             await self._js.publish(
                 f"$KV.{bucket}.{key}",
                 b"",
@@ -327,7 +331,7 @@ class Bus:
     async def _replay(self, stream: str, subject: str, *, newest_only: bool) -> AsyncIterator[Msg]:
         """Read what a stream holds at this moment, through one short-lived consumer."""
         policy = api.DeliverPolicy.LAST_PER_SUBJECT if newest_only else api.DeliverPolicy.ALL
-        with self._translated():
+        async with self._asking():
             subscription = await self._js.pull_subscribe(
                 subject,
                 stream=stream,
@@ -351,7 +355,7 @@ class Bus:
 
     async def last_sequence(self, stream: str) -> int:
         """Return the sequence of the newest message of a stream (of a bucket: stream `KV_<bucket>`)."""
-        with self._translated():
+        async with self._asking():
             return int((await self._js.stream_info(stream)).state.last_seq)
 
     async def ensure_consumer(self, name: str, filters: list[str], ack_wait_s: float) -> None:
@@ -368,7 +372,7 @@ class Bus:
             "ack_wait": ack_wait_s,
         }
         refusal = "the server kept the old value"
-        with self._translated():
+        async with self._asking():
             try:
                 live = (
                     await self._js.add_consumer(subjects.EVENTS_STREAM, api.ConsumerConfig(**wanted))
@@ -390,14 +394,14 @@ class Bus:
         Raises:
             MissingError: if the consumer does not exist.
         """
-        with self._translated():
+        async with self._asking():
             info = await self._js.consumer_info(subjects.EVENTS_STREAM, consumer)
         return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
 
     @asynccontextmanager
     async def pull(self, consumer: str) -> AsyncIterator["Pull"]:
         """Take events from a durable consumer, one at a time."""
-        with self._translated():
+        async with self._asking():
             subscription = await self._js.pull_subscribe_bind(consumer, stream=subjects.EVENTS_STREAM)
         try:
             yield Pull(subscription, self)
@@ -407,16 +411,28 @@ class Bus:
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Send a request and return the reply's bytes."""
-        with self._translated():
+        async with self._asking():
             reply = await self._client.request(subject, data, timeout=timeout_s)
         return bytes(reply.data)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn driver errors that leave the block into our tree, with the cause chained."""
+    async def cut(self) -> None:
+        """End all requests in flight: their answers were lost with the connection."""
+        for scope in self._in_flight:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Wait for answers; driver errors leave in our tree, and a lost connection ends the wait at once."""
         where = f"NATS at {self._settings.url}"
+        if not self._client.is_connected:
+            raise errors.UnreachableError(f"{where} is not connected; check that the server runs")
         try:
-            yield
+            async with asyncio.timeout(None) as scope:
+                self._in_flight.add(scope)
+                try:
+                    yield
+                finally:
+                    self._in_flight.discard(scope)
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:
@@ -431,6 +447,8 @@ class Bus:
             raise errors.UnreachableError(
                 f"{where} did not answer within {REQUEST_TIMEOUT_S:.0f} s; check SPUR_EVENTS_NATS_URL and the server"
             ) from error
+        except TimeoutError as error:
+            raise errors.UnreachableError(f"{where}: the connection was lost while waiting") from error
         except (nats.errors.Error, OSError) as error:
             raise errors.UnreachableError(f"{where}: {error or type(error).__name__}") from error
 
@@ -452,12 +470,12 @@ class Message:
 
     async def done(self) -> None:
         """Acknowledge: never hand this event out again."""
-        with self._bus._translated():  # noqa: SLF001 - one module, one border
+        async with self._bus._asking():  # noqa: SLF001 - one module, one border
             await self._message.ack()
 
     async def again(self, after_s: float) -> None:
         """Hand this event out again later. It keeps the partition waiting for that long."""
-        with self._bus._translated():  # noqa: SLF001
+        async with self._bus._asking():  # noqa: SLF001
             await self._message.nak(delay=after_s)
 
     async def working(self, timeout_s: float) -> None:
@@ -474,7 +492,7 @@ class Pull:
 
     async def next(self, wait_s: float) -> Message | None:
         """Return the next event, or None if none came within `wait_s` or the server asked to try again."""
-        with self._bus._translated():  # noqa: SLF001
+        async with self._bus._asking():  # noqa: SLF001
             try:
                 messages = await self._subscription.fetch(1, timeout=wait_s)
             except nats.errors.TimeoutError:

@@ -123,6 +123,18 @@ class Quota(_Group):
     gpu_types: dict[str, str] = Field(
         {}, description='Extended resource of each GPU type, for example {"a100": "nvidia.com/gpu"}.'
     )
+
+    @field_validator("gpu_resource", "gpu_types")
+    @classmethod
+    def _is_extended(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        for resource in [value] if isinstance(value, str) else value.values():
+            domain, slash, name = resource.partition("/")
+            if not (domain and slash and name):
+                raise ValueError(
+                    f"{resource!r} is not an extended resource; write it as domain/name, like amd.com/gpu"
+                )
+        return value
+
     default_cpu_milli: int = Field(
         100, ge=1, description="Default CPU request of a container without one, in thousandths of a core."
     )

@@ -154,7 +154,7 @@ async def test_a_server_that_hangs_or_is_gone_is_named(fake: Fake, client: kube.
         return web.Response()
 
     fake.handler = hang
-    with pytest.raises(errors.UnreachableError, match=r"did not answer GET /x within 0\.5 s"):
+    with pytest.raises(errors.SlowError, match=r"did not answer GET /x within 0\.5 s"):
         await client.request("GET", "/x")
     config = settings.Kubernetes(kubeconfig=fake.kubeconfig)
     fake.write(1, "t")
