@@ -145,7 +145,12 @@ class ControlPlane:
         ours = None if assets else build.binary(self._report)
 
         def command(name: str) -> list[str | Path]:
-            return [ours, name] if ours is not None else [Path(assets or "") / name]
+            if ours is not None:
+                return [ours, name]
+            given = Path(assets or "").absolute() / name
+            if not given.is_file():
+                raise errors.MisconfiguredError(f"{build.ASSETS_VARIABLE}: there is no {given}")
+            return [given]
 
         if self.etcd.pid is None:
             # Sockets in our private folder, relative so that their names stay short: whoever reaches etcd
