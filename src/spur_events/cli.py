@@ -123,6 +123,19 @@ def events(
     _run(report.events(settings.load(), account, as_json=as_json))
 
 
+def _migrate(_variables: dict[str, str]) -> None:
+    from spur_events.producers import migrate  # noqa: PLC0415
+
+    migrate.migrate(settings.load().database)
+
+
+async def _serve(_variables: dict[str, str], ready: Callable[[], None]) -> None:
+    from spur_events import services  # noqa: PLC0415
+
+    telemetry.set_up()
+    await services.everything(settings.load(), ready)
+
+
 @app.command()
 def up(
     detach: Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")] = False,
@@ -162,7 +175,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end.")] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Start everything in a fresh folder, show the whole job being done, check it, and stop."""
+    """Start everything, show the whole job being done, check it, and stop."""
     from spur_events import tour  # noqa: PLC0415
 
-    tour.run(state_dir, keep=keep)
+    tour.run(state_dir, keep=keep, migrate=_migrate, run_services=_serve)
