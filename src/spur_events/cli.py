@@ -170,6 +170,14 @@ def down(state_dir: StateDir = None) -> None:
         typer.echo(line)
 
 
+@app.command("build-control-plane")
+def build_control_plane() -> None:
+    """Build the development control plane for 'up', 'demo' and the tests, if it is not cached; print where it is."""
+    from spur_events.local import build  # noqa: PLC0415
+
+    typer.echo(build.binary())
+
+
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end.")] = False,
