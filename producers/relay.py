@@ -81,7 +81,7 @@ class Relay:
             try:
                 while not heartbeat.done():
                     if await outbox.waiting(connection):
-                        await self._drain(connection)
+                        await self._drain_or_yield(connection)
                     else:
                         await self._sleep()
                 heartbeat.result()
@@ -109,6 +109,18 @@ class Relay:
         except TimeoutError:
             pass
         self._wake.clear()
+
+    async def _drain_or_yield(self, connection: postgres.AsyncConnection) -> None:
+        """Publish one batch; where a writer was in the way, the next round takes a newer snapshot.
+
+        That is no reason to give up the lead: leading anew reads the whole database and the whole bucket.
+        """
+        try:
+            with postgres.translated(self._config.database):
+                await self._drain(connection)
+        except postgres.ConflictError as error:
+            log.info("batch met a writer and is taken again", extra={"error": str(error)})
+            await asyncio.sleep(retrying.backoff_s(1, 0.05, 0.05))
 
     async def _drain(self, connection: postgres.AsyncConnection) -> None:
         """Publish one batch. Any error rolls the batch back: its rows stay and are published again."""
