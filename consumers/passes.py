@@ -5,6 +5,7 @@ server nothing; `compare` reads what is there. `converge` chooses, and keeps the
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,8 @@ from spur_events.consumers.kube import errors as kube_errors
 from spur_events.consumers.plan import desired, diff, marks
 from spur_events.schemas.accounts import AccountState, Revision
 from spur_events.schemas.status import AccountStatus, Phase
+
+log = logging.getLogger(__name__)
 
 #: How often and how long (seconds) the quota controller is waited for within a pass. It usually needs a few
 #: milliseconds; when it has a backlog, a later recheck looks again instead of holding the partition.
@@ -142,7 +145,7 @@ async def compare(
     changed = tuple(
         manifest
         for key, manifest in wanted.items()
-        if key not in present or diff.differs(manifest, present[key]) or apply.is_being_deleted(present[key])
+        if key not in present or _differs(state.name, manifest, present[key])
     )
     obsolete = tuple(found for key, found in present.items() if key not in wanted)
     return Steps(
@@ -159,6 +162,15 @@ async def compare(
         obsolete=obsolete,
         quota=seen.quota,
     )
+
+
+def _differs(account: str, manifest: marks.Manifest, live: marks.Manifest) -> bool:
+    """Whether a live object is to be written again; who else wrote to it is logged, since it is taken back."""
+    fields = diff.differs(manifest, live)
+    if fields:
+        facts = {"account": account, "object": key_of(manifest), "fields": fields}
+        log.info("object differs", extra={**facts, "also_written_by": observe.other_managers(live)})
+    return bool(fields)
 
 
 def _refusal(live: marks.Manifest, state: AccountState, status: AccountStatus | None) -> Findings | None:

@@ -7,6 +7,7 @@ a step is from the commit in the database (the outbox row's own time) to the mom
 import asyncio
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,7 @@ def run(
     """
     with _folder(state_dir) as folder:
         _say("Starting PostgreSQL, NATS, a Kubernetes control plane and spur-events on this machine.")
-        supervisor.up(folder, detach=True, migrate=migrate, run_services=run_services)
+        supervisor.up(folder, detach=True, migrate=migrate, run_services=run_services, hints=False)
         try:
             os.environ.update(supervisor.environment(folder))
             # The commands of this installation first, so that the tour shows them and no others.
@@ -62,8 +63,8 @@ def run(
             if keep:
                 _say(f"Left running in {folder}; stop it with: spur-events down --state-dir {folder}")
             else:
-                for line in supervisor.down(folder):
-                    _say(line)
+                supervisor.down(folder)
+                _say("Stopped everything that the demo started.")
 
 
 @contextlib.contextmanager
@@ -129,7 +130,7 @@ async def _watch(step: Step, client: kube.Client) -> float:
 
 
 async def _type(command: Sequence[str]) -> None:
-    _say("$ " + " ".join(f'"{word}"' if " " in word else word for word in command))
+    _say(f"$ {shlex.join(command)}")
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = await process.communicate()
     for line in output.decode().splitlines():

@@ -6,9 +6,12 @@ Used by build.py only.
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+
+import certifi
 
 from spur_events import errors
 from spur_events.local import console
@@ -37,6 +40,9 @@ class Toolchain:
     def environment(self) -> dict[str, str]:
         """Return the environment for builds: no download of another Go, no C compiler."""
         given = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "", "CGO_ENABLED": "0", "GOWORK": "off"}
+        if not ssl.create_default_context().get_ca_certs():
+            # A bare container: Go would trust nobody, while pip brings its own list.
+            given.setdefault("SSL_CERT_FILE", certifi.where())
         if self._private_to is not None:
             build, modules = self.caches
             given |= {"GOCACHE": str(build), "GOMODCACHE": str(modules), "GOFLAGS": "-modcacherw"}

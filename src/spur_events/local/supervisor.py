@@ -38,11 +38,12 @@ def up(
     migrate: Migrate,
     run_services: RunServices,
     report: console.Report = console.on_stderr,
+    hints: bool = True,
 ) -> None:
     """Start or resume everything in a state folder; returns when stopped, with `detach` when ready.
 
     Must be called from the main thread, with `detach` before any other thread exists. If everything runs there
-    already, says so and returns.
+    already, says so and returns. With `hints` it prints what to type next.
 
     Raises:
         SpurEventsError: what does not start, and what to do.
@@ -53,12 +54,14 @@ def up(
         return
     if detach:
         detached.run(
-            lambda report, ready: _supervise(state, kubeconfig, migrate, run_services, report, ready),
+            lambda report, ready: _supervise(
+                state, kubeconfig, migrate, run_services, report, ready, hints=hints
+            ),
             state.log,
             report,
         )
     else:
-        _supervise(state, kubeconfig, migrate, run_services, report, lambda: None)
+        _supervise(state, kubeconfig, migrate, run_services, report, lambda: None, hints=hints)
 
 
 def environment(state_dir: Path | None = None) -> dict[str, str]:
@@ -159,6 +162,8 @@ def _supervise(
     run_services: RunServices,
     report: console.Report,
     tell_ready: Callable[[], None],
+    *,
+    hints: bool,
 ) -> None:
     def on_signal(_signum: int, _frame: FrameType | None) -> NoReturn:
         raise AskedToStopError
@@ -192,7 +197,8 @@ def _supervise(
 
                 def ready() -> None:
                     state.publish(variables)
-                    _say_what_next(state, option, report)
+                    if hints:
+                        _say_what_next(state, option, report)
                     tell_ready()
 
                 asyncio.run(process.until_signal(run_services(variables, ready)))
