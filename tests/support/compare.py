@@ -41,21 +41,15 @@ async def differences(
     bus: jetstream.Bus, given: settings.Settings, cluster: pipeline.Cluster, stored: dict[str, AccountState]
 ) -> list[str]:
     """Return what is not as the database says, one line each."""
+    problems = await unpublished(bus, stored)
     published = await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
     statuses = await bus.read_all(subjects.STATUS_BUCKET, AccountStatus, f"{given.kubernetes.cluster}.")
     live = await objects(cluster, next(iter(stored.values())).installation)
-    problems: list[str] = []
-    slugs = {names.slug(name): name for name in stored}
-    problems += [f"bucket: {slug} is not in the database" for slug in published.keys() - slugs.keys()]
     wanted: dict[_Key, dict[str, Any]] = {}
-    for slug, name in slugs.items():
-        entry = published.get(slug)
+    for slug, entry in published.items():
         if not isinstance(entry, jetstream.Entry):
-            problems.append(f"bucket: {name!r} is missing or unreadable: {entry}")
             continue
-        revision = entry.value.revision
-        if entry.value != stored[name].model_copy(update={"revision": revision}):
-            problems.append(f"bucket: {name!r} is {entry.value}, the database has {stored[name]}")
+        name = entry.value.name
         status = statuses.get(subjects.status_key(given.kubernetes.cluster, slug))
         problems += _status(name, entry.value, status)
         plan = desired.objects(entry.value, given.quota)
@@ -67,6 +61,20 @@ async def differences(
     for key in wanted.keys() & live.keys():
         problems += [f"cluster: {key} {text}" for text in _unlike(wanted[key], live[key])]
     return sorted(problems)
+
+
+async def unpublished(bus: jetstream.Bus, stored: dict[str, AccountState]) -> list[str]:
+    """Return in what the bucket is not as the database, one line each."""
+    published = await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
+    slugs = {names.slug(name): name for name in stored}
+    problems = [f"bucket: {slug} is not in the database" for slug in published.keys() - slugs.keys()]
+    for slug, name in slugs.items():
+        entry = published.get(slug)
+        if not isinstance(entry, jetstream.Entry):
+            problems.append(f"bucket: {name!r} is missing or unreadable: {entry}")
+        elif entry.value != stored[name].model_copy(update={"revision": entry.value.revision}):
+            problems.append(f"bucket: {name!r} is {entry.value}, the database has {stored[name]}")
+    return problems
 
 
 async def objects(cluster: pipeline.Cluster, installation: str) -> dict[_Key, dict[str, Any]]:
