@@ -298,9 +298,7 @@ async def test_a_deleted_namespace_heals_with_the_next_change(site: Site) -> Non
     assert await site.cluster.hard(site.name("bio")) == {"requests.cpu": "4"}
 
 
-async def test_an_event_about_one_member_costs_only_what_can_change(
-    site: Site, config: settings.Settings
-) -> None:
+async def test_an_event_about_one_member_costs_only_what_can_change(site: Site) -> None:
     site.sql("INSERT INTO accounts (name, grp_tres) VALUES ('$bio', 'cpu=4')")
     site.sql("INSERT INTO users (name, account) SELECT 'user' || n, '$bio' FROM generate_series(1, 20) n")
     await site.settled("bio")
@@ -318,7 +316,7 @@ async def test_an_event_about_one_member_costs_only_what_can_change(
 
 
 async def test_two_apply_processes_share_the_work_and_never_go_back(
-    database_url: str, nats_server: Nats, config: settings.Settings, unique: str
+    config: settings.Settings, unique: str
 ) -> None:
     """200 changes over 5 accounts: the revision on a namespace only grows."""
     site_config = config
@@ -458,3 +456,29 @@ async def all_answered(site: Site) -> None:
         return not any(counts)
 
     await pipeline.eventually(idle, "all events are answered")
+
+
+async def test_a_durable_with_other_settings_is_brought_up_to_date(config: settings.Settings) -> None:
+    """Case C38."""
+    name = subjects.durable(config.kubernetes.cluster, 0)
+    filters = subjects.partition_filters(config.kubernetes.cluster, 0)
+    async with jetstream.connect(config.nats, "test") as bus:
+        await bus.ensure_topology("x")
+        await bus.ensure_consumer(name, filters, ack_wait_s=5)
+        await bus.ensure_consumer(name, filters, ack_wait_s=60)
+        info = await bus._js.consumer_info(subjects.EVENTS_STREAM, name)
+        assert info.config is not None
+        assert info.config.ack_wait == 60
+
+
+async def test_a_durable_that_cannot_be_changed_is_refused_by_the_settings_name(
+    config: settings.Settings,
+) -> None:
+    """Case C38."""
+    name = subjects.durable(config.kubernetes.cluster, 3)
+    async with pipeline.relay(config) as (_, bus):
+        await bus._js.add_consumer(
+            subjects.EVENTS_STREAM, name=name, durable_name=name, deliver_policy="new", ack_policy="explicit"
+        )
+        with pytest.raises(errors.MisconfiguredError, match=rf"{name}.*deliver_policy is 'new'"):
+            await services.apply(config)

@@ -5,7 +5,7 @@ import contextlib
 import functools
 
 import pytest
-from support import pipeline, servers
+from support import pipeline, servers, tcp
 
 from spur_events import errors, jetstream, postgres
 from spur_events.local.nats import Nats
@@ -302,3 +302,26 @@ async def test_an_account_with_many_members_is_compressed_and_one_too_large_hold
         assert state is not None
         assert len(state.members) == 20000
         assert "max_payload" in part._refused["toolarge"]
+
+
+async def test_a_lost_acknowledgement_does_not_store_the_event_twice(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Case C32: the publish looks timed out, but the message is stored."""
+    direct = pipeline.config(database_url, nats_server)
+    lost: list[bytes] = []
+
+    def drop_first_acknowledgement(data: bytes) -> bytes:
+        if not lost and b'"stream":"SPUR_EVENTS"' in data and b'"seq"' in data:
+            lost.append(data)
+            return b""
+        return data
+
+    async with tcp.between("127.0.0.1", nats_server.port, drop_first_acknowledgement) as port:
+        config = pipeline.config(database_url, nats_server, nats={"url": f"nats://127.0.0.1:{port}"})
+        async with pipeline.relay(config):
+            pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+            await pipeline.published(config)
+    assert lost
+    async with jetstream.connect(direct.nats, "test") as bus:
+        assert len(await pipeline.changes(bus, "bio")) == 1

@@ -1,0 +1,40 @@
+"""A TCP relay in front of a real server, for tests that lose bytes on purpose."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+#: Gets what a server sends, a chunk at a time, and returns what the client is to see of it.
+Filter = Callable[[bytes], bytes]
+
+
+@contextlib.asynccontextmanager
+async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]:
+    """Listen on a free port and pass everything on; yields the port."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(change(data))
+                    await writer.drain()
+        finally:
+            writer.transport.abort()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(host, port)
+        for task in (
+            asyncio.create_task(pump(reader, up_writer, lambda data: data)),
+            asyncio.create_task(pump(up_reader, writer, to_client)),
+        ):
+            tasks.add(task)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
