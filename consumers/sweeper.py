@@ -7,11 +7,12 @@ process that ended with its timers. `run apply` runs it beside the worker; it ne
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from spur_events import errors, jetstream, retrying, settings
 from spur_events.consumers import retries
 from spur_events.schemas import subjects
-from spur_events.schemas.accounts import AccountState
+from spur_events.schemas.accounts import AccountState, Revision
 from spur_events.schemas.events import RecheckReason
 from spur_events.schemas.status import AccountStatus
 
@@ -20,6 +21,13 @@ log = logging.getLogger(__name__)
 #: A retry that is later than this was lost with the process that set its timer.
 _OVERDUE = timedelta(seconds=5)
 _ROUND_S = 60
+
+
+class _Wanted(NamedTuple):
+    """What is kept of a state: ten thousand of them are looked at."""
+
+    installation: str
+    revision: Revision
 
 
 class Sweeper:
@@ -49,29 +57,40 @@ class Sweeper:
         )
         if seen == self._seen and not self._open:
             return 0  # nothing was written since the last sweep, and that one left nothing behind
-        states = await self._bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
-        prefix = f"{self._cluster}."
-        statuses = await self._bus.read_all(subjects.STATUS_BUCKET, AccountStatus, prefix)
-        busy = await self._busy()
+        left = await self._unsettled()
+        busy = await self._busy() if left else set()
         behind = 0
-        self._open = False
-        for slug, state in states.items():
-            if not isinstance(state, jetstream.Entry):
-                continue
-            status = statuses.get(prefix + slug)
-            known = status.value if isinstance(status, jetstream.Entry) else None
-            if known is not None and known.settled and known.wanted >= state.value.revision:
-                continue
-            self._open = True
+        self._open = bool(left)
+        for slug, (wanted, known) in left.items():
             if subjects.partition(slug, self._bus.partitions) in busy:
                 continue  # its event is on its way
-            behind += await self._ask(slug, state.value, known)
+            behind += await self._ask(slug, wanted, known)
         self._seen = seen
         if behind:
             log.warning("accounts are behind", extra={"accounts": behind, "cluster": self._cluster})
         return behind
 
-    async def _ask(self, slug: str, state: AccountState, known: AccountStatus | None) -> bool:
+    async def _unsettled(self) -> dict[str, tuple[_Wanted, AccountStatus | None]]:
+        """Return the accounts that are not as they should be, with their status; the others are not kept."""
+        wanted: dict[str, _Wanted] = {}
+        async for slug, state in self._bus.each(subjects.ACCOUNTS_BUCKET, AccountState):
+            if isinstance(state, jetstream.Entry):
+                wanted[slug] = _Wanted(state.value.installation, state.value.revision)
+        left: dict[str, tuple[_Wanted, AccountStatus | None]] = {
+            slug: (one, None) for slug, one in wanted.items()
+        }
+        prefix = f"{self._cluster}."
+        async for key, status in self._bus.each(subjects.STATUS_BUCKET, AccountStatus, prefix):
+            slug = key.removeprefix(prefix)
+            if slug not in wanted or not isinstance(status, jetstream.Entry):
+                continue
+            if status.value.settled and status.value.wanted >= wanted[slug].revision:
+                del left[slug]
+            else:
+                left[slug] = (wanted[slug], status.value)
+        return left
+
+    async def _ask(self, slug: str, state: _Wanted, known: AccountStatus | None) -> bool:
         now = datetime.now(UTC)
         if known is not None and known.wanted >= state.revision and known.retry_at is not None:
             if known.retry_at + _OVERDUE > now:

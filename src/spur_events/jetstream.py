@@ -305,8 +305,13 @@ class Bus:
 
     async def read_all(self, bucket: str, kind: type[M], prefix: str = "") -> dict[str, Entry[M] | Damaged]:
         """Return every value of a bucket whose key begins with `prefix`."""
+        return {key: entry async for key, entry in self.each(bucket, kind, prefix)}
+
+    async def each(
+        self, bucket: str, kind: type[M], prefix: str = ""
+    ) -> AsyncIterator[tuple[str, Entry[M] | Damaged]]:
+        """Yield every key of a bucket that begins with `prefix`, with its value: never all of them in memory."""
         start = f"$KV.{bucket}."
-        found: dict[str, Entry[M] | Damaged] = {}
         async for message in self._replay(f"KV_{bucket}", f"{start}{prefix}>", newest_only=True):
             headers = message.headers
             if _is_marker(headers):
@@ -317,8 +322,7 @@ class Bus:
                 entry = Entry(value=codec.decode(kind, message.data, headers), sequence=sequence)
             except codec.CodecError as error:
                 entry = Damaged(problem=str(error), sequence=sequence)
-            found[message.subject.removeprefix(start)] = entry
-        return found
+            yield message.subject.removeprefix(start), entry
 
     async def read_stream(self, stream: str, subject: str, kind: type[M]) -> list[M]:
         """Return all readable messages of one type that a stream holds on a subject, oldest first."""
