@@ -11,11 +11,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from spur_events import errors, jetstream, retrying, settings
-from spur_events.consumers import retries, verdicts
+from spur_events.consumers import passes, retries, verdicts
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import errors as kube_errors
-from spur_events.consumers.passes import Findings, carry_out, compare, recall
-from spur_events.consumers.plan import desired
+from spur_events.consumers.kube import observe
+from spur_events.consumers.plan import desired, observed, steps
 from spur_events.consumers.worker import Work
 from spur_events.schemas import codec, names, subjects
 from spur_events.schemas.accounts import AccountState
@@ -91,20 +91,26 @@ class Converger:
             return None, None
         return (entry.value, entry.sequence) if entry else (None, 0)
 
-    async def _converge(self, work: Work, state: AccountState, status: AccountStatus | None) -> Findings:
+    async def _converge(
+        self, work: Work, state: AccountState, status: AccountStatus | None
+    ) -> steps.Findings:
         plan = desired.objects(state, self._config.quota)
         client = self._client.guarded(work.lease.check)
-        if isinstance(work.event, AccountChanged) and (steps := recall(plan, state, status)) is not None:
+        if isinstance(work.event, AccountChanged) and (todo := steps.recall(plan, state, status)) is not None:
             # Somebody touched the namespace since, or it is gone: look at everything.
             with contextlib.suppress(kube_errors.ConflictError, kube_errors.NotFoundError):
-                return await carry_out(client, plan, state, steps)
-        steps_or_findings = await compare(client, plan, state, status)
-        if isinstance(steps_or_findings, Findings):
-            return steps_or_findings
+                return await passes.carry_out(client, plan, state, todo)
+        seen = await observe.observe(
+            client, plan.namespace["metadata"]["name"], state.installation, state.slug
+        )
+        found = steps.compare(plan, state, status, seen)
+        if isinstance(found, steps.Findings):
+            return found
+        _log_differences(state, found, seen)
         try:
-            return await carry_out(client, plan, state, steps_or_findings)
+            return await passes.carry_out(client, plan, state, found)
         except (kube_errors.ConflictError, kube_errors.NotFoundError) as error:
-            return Findings(phase=Phase.FAILED, reason="Namespace", message=str(error))
+            return steps.Findings(phase=Phase.FAILED, reason="Namespace", message=str(error))
 
     async def _record(
         self,
@@ -112,7 +118,7 @@ class Converger:
         state: _STATE,
         previous: AccountStatus | None,
         last: int | None,
-        found: Findings,
+        found: steps.Findings,
     ) -> None:
         """Write the status; conditional, so that a worker whose lease ran out cannot overwrite a newer one."""
         status = self._next_status(state, previous, found)
@@ -136,7 +142,9 @@ class Converger:
         if status.retry_at is not None:
             self._again.schedule(status)
 
-    def _next_status(self, state: _STATE, previous: AccountStatus | None, found: Findings) -> AccountStatus:
+    def _next_status(
+        self, state: _STATE, previous: AccountStatus | None, found: steps.Findings
+    ) -> AccountStatus:
         now = self._clock()
         wanted = state.value.revision
         phase = _phase(state.value, found)
@@ -186,7 +194,16 @@ def _is_settled(work: Work, state: AccountState, status: AccountStatus) -> bool:
     return work.event.reason in {RecheckReason.RETRY, RecheckReason.BEHIND} and status.settled
 
 
-def _phase(state: AccountState, found: Findings) -> Phase:
+def _log_differences(state: AccountState, todo: steps.Steps, seen: observed.Observed) -> None:
+    """Log what is about to be written over, and who else wrote it: a hand edit is taken back, with its name."""
+    live = (seen.namespace, seen.quota, seen.limits, seen.role, seen.binding, *seen.service_accounts)
+    for found in live:
+        if found is not None and (fields := todo.fields.get(steps.key_of(found))):
+            facts = {"account": state.name, "object": steps.key_of(found), "fields": fields}
+            log.info("object differs", extra={**facts, "also_written_by": observed.other_managers(found)})
+
+
+def _phase(state: AccountState, found: steps.Findings) -> Phase:
     if found.phase is not None:
         return found.phase
     if state.deletion is not None:
@@ -196,5 +213,5 @@ def _phase(state: AccountState, found: Findings) -> Phase:
     return Phase.APPLIED
 
 
-def _outage(error: errors.TemporaryError) -> Findings:
-    return Findings(phase=Phase.FAILED, reason="Unreachable", message=str(error), retry=False)
+def _outage(error: errors.TemporaryError) -> steps.Findings:
+    return steps.Findings(phase=Phase.FAILED, reason="Unreachable", message=str(error), retry=False)

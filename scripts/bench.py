@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spur_events import jetstream, postgres, settings
-from spur_events.consumers.kube import apply, kinds, observe
+from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import desired, marks
+from spur_events.consumers.plan import desired, marks, observed
 from spur_events.local.controlplane import ControlPlane
 from spur_events.local.nats import Nats
 from spur_events.local.postgres import Postgres
@@ -165,7 +165,7 @@ async def _latency(config: settings.Settings, client: kube.Client, options: argp
             while True:
                 quota = await client.request("GET", path)
                 hard = quota["spec"]["hard"]
-                if hard == {"requests.cpu": str(step + 100)} and observe.quota_in_force(quota):
+                if hard == {"requests.cpu": str(step + 100)} and observed.quota_in_force(quota):
                     break
                 await asyncio.sleep(0.002)
             times_ms.append((time.perf_counter() - began) * 1000)

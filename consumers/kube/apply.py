@@ -31,7 +31,7 @@ async def apply(
     With `uid` only that very object is written, with `resource_version` as well only if it is unchanged. A
     version alone would not do: the server creates an absent object in spite of it.
 
-    A namespace that is being deleted, and what is in it, can still be updated: look at `observe.terminating`.
+    A namespace that is being deleted, and what is in it, can still be updated: look at `observed.terminating`.
 
     Raises:
         ValueError: if `resource_version` is given without `uid`.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spur_events import errors, jetstream, settings
-from spur_events.consumers.kube import apply, observe
+from spur_events.consumers.kube import apply
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import marks
+from spur_events.consumers.plan import marks, observed
 from spur_events.local import supervisor
 from spur_events.schemas import names, subjects
 from spur_events.schemas.events import AccountChanged
@@ -146,7 +146,7 @@ def _say(line: str) -> None:
 
 async def _quota_is(client: kube.Client, wanted: dict[str, str]) -> bool:
     quota = await apply.get(client, "ResourceQuota", marks.QUOTA_NAME, _NAMESPACE)
-    return quota is not None and quota["spec"]["hard"] == wanted and observe.quota_in_force(quota)
+    return quota is not None and quota["spec"]["hard"] == wanted and observed.quota_in_force(quota)
 
 
 async def _added(client: kube.Client) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from spur_events import settings
 from spur_events.consumers.kube import apply, errors, kinds, observe
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import desired, diff, marks
+from spur_events.consumers.plan import desired, diff, marks, observed
 from spur_events.schemas import accounts, names, tres
 
 OTHER_UID = "11111111-1111-1111-1111-111111111111"
@@ -128,10 +128,10 @@ async def test_another_managers_applied_fields_are_taken_back(client: kube.Clien
         "PATCH", path, query=other, body=forced, content_type="application/apply-patch+yaml"
     )
     assert taken["spec"]["hard"]["requests.cpu"] == "99"
-    assert observe.other_managers(taken) == ("terraform",)
+    assert observed.other_managers(taken) == ("terraform",)
     live = await apply.apply(client, quota)
     assert live["spec"]["hard"] == {"requests.cpu": "16"}
-    assert observe.other_managers(live) == ()
+    assert observed.other_managers(live) == ()
 
 
 async def test_dropped_keys_and_annotations_go(client: kube.Client, unique: str) -> None:
@@ -292,14 +292,14 @@ async def test_a_terminating_namespace(client: kube.Client, unique: str) -> None
     await apply.apply(client, plan.namespace)
     live = await apply.apply(client, some(plan.role))
     await edit(client, some(plan.role), {"metadata": {"finalizers": ["example.com/hold"]}})
-    assert observe.terminating(live) is None
+    assert observed.terminating(live) is None
     namespace = some(await apply.get(client, "Namespace", plan.namespace["metadata"]["name"]))
     assert await apply.delete(client, namespace)
     try:
         with pytest.raises(errors.NamespaceTerminatingError):
             await apply.apply(client, some(plan.quota))
         held = await apply.apply(client, plan.namespace)
-        found = observe.terminating(held)
+        found = observed.terminating(held)
         assert found is not None
         assert found.since == held["metadata"]["deletionTimestamp"]
         assert found.held_by
@@ -312,7 +312,7 @@ async def test_a_terminating_namespace(client: kube.Client, unique: str) -> None
 async def test_observe_and_list(client: kube.Client, unique: str) -> None:
     plan = plan_of(unique, members={"alice": "g1", "bob": "g1"})
     namespace = plan.namespace["metadata"]["name"]
-    assert await observe.observe(client, namespace, unique, unique) == observe.Observed(namespace=None)
+    assert await observe.observe(client, namespace, unique, unique) == observed.Observed(namespace=None)
     await create(client, plan)
     bob = next(one for one in plan.service_accounts if one["metadata"]["name"].endswith("bob"))
     await edit(client, bob, {"metadata": {"labels": {marks.INSTALLATION: None}}})
@@ -321,8 +321,8 @@ async def test_observe_and_list(client: kube.Client, unique: str) -> None:
     assert diff.differs(some(plan.binding), some(found.binding)) == []
     assert [one["metadata"]["name"] for one in found.service_accounts] == [names.service_account("alice")]
     assert [one["metadata"]["name"] for one in found.unmarked_service_accounts] == ["spur-user-bob"]
-    assert observe.owner(some(found.namespace), unique) == "ours"
-    assert observe.owner(some(found.namespace), "another") == "foreign"
+    assert observed.owner(some(found.namespace), unique) == "ours"
+    assert observed.owner(some(found.namespace), "another") == "foreign"
     client.counts.clear()
     listed = await observe.list_all(client, "ServiceAccount", selector=f"{marks.ACCOUNT}={unique}", page=1)
     assert len(listed) == 2

@@ -10,7 +10,7 @@ import pytest
 from spur_events import settings
 from spur_events.consumers.kube import apply, errors, kinds, observe
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import desired, diff, marks, quantities
+from spur_events.consumers.plan import desired, diff, marks, observed, quantities
 from spur_events.schemas import accounts, names, tres
 
 DEFAULT = settings.Quota()
@@ -47,7 +47,7 @@ class Account:
         for _ in range(100):
             # Pods need the ServiceAccount that the controller makes.
             default = await apply.get(self.client, "ServiceAccount", "default", self.namespace)
-            if default is not None and observe.quota_in_force(await self.quota()):
+            if default is not None and observed.quota_in_force(await self.quota()):
                 return await self.quota()
             await asyncio.sleep(0.1)
         raise AssertionError("the quota is not in force after 10 s")
@@ -115,7 +115,7 @@ async def test_the_ninth_gpu_is_refused_and_a_lower_quota_evicts_nothing(account
     quota = await account.grant("cpu=64,mem=131072,gres/gpu=4")
     assert quota["status"]["hard"][f"requests.{GPU}"] == "4"
     assert quota["status"]["used"][f"requests.{GPU}"] == "8"
-    assert observe.over_quota(quota) == (f"requests.{GPU}",)
+    assert observed.over_quota(quota) == (f"requests.{GPU}",)
     pods = await observe.list_all(account.client, "Pod", namespace=account.namespace)
     assert len(pods) == 8
     with pytest.raises(errors.ForbiddenError, match="exceeded quota"):
@@ -187,7 +187,7 @@ async def test_the_largest_counts_are_exact_and_count(account: Account) -> None:
     assert quota["status"]["hard"]["requests.cpu"] == str(largest)
     assert quota["status"]["hard"][f"requests.{GPU}"] == str(largest)
     await account.pod("plain", limits={GPU: "1"})
-    assert observe.over_quota(await account.quota()) == ()
+    assert observed.over_quota(await account.quota()) == ()
 
 
 async def test_a_changed_quota_is_not_in_force_before_its_status_is(account: Account) -> None:
@@ -201,8 +201,8 @@ async def test_a_changed_quota_is_not_in_force_before_its_status_is(account: Acc
         body={**changed, "spec": {"hard": {"requests.cpu": "2"}}},
         content_type=kube.APPLY_PATCH,
     )
-    assert not observe.quota_in_force(answer)
+    assert not observed.quota_in_force(answer)
     begin = time.monotonic()
-    while not observe.quota_in_force(await account.quota()):
+    while not observed.quota_in_force(await account.quota()):
         assert time.monotonic() - begin < 10
         await asyncio.sleep(0.01)

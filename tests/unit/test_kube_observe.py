@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from spur_events.consumers.kube import kinds, observe
-from spur_events.consumers.plan import marks
+from spur_events.consumers.kube import kinds
+from spur_events.consumers.plan import marks, observed
 
 OURS = {marks.MANAGED_BY: marks.FIELD_MANAGER, marks.INSTALLATION: "i"}
 
@@ -26,16 +26,16 @@ OURS = {marks.MANAGED_BY: marks.FIELD_MANAGER, marks.INSTALLATION: "i"}
 )
 def test_owner(labels: dict[str, str] | None, known_uid: str, expected: str) -> None:
     namespace = {"metadata": {"name": "n", "uid": "u", "labels": labels}}
-    assert observe.owner(namespace, "i", known_uid=known_uid) == expected
+    assert observed.owner(namespace, "i", known_uid=known_uid) == expected
 
 
 def test_terminating() -> None:
-    assert observe.terminating({"metadata": {}}) is None
+    assert observed.terminating({"metadata": {}}) is None
     namespace: Any = {
         "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"]},
         "spec": {"finalizers": ["kubernetes"]},
     }
-    found = observe.terminating(namespace)
+    found = observed.terminating(namespace)
     assert found is not None
     assert found.held_by == ("finalizer a/b", "finalizer kubernetes")
     namespace["status"] = {
@@ -44,7 +44,7 @@ def test_terminating() -> None:
             {"status": "True", "message": "Some content in the namespace has finalizers remaining"},
         ]
     }
-    found = observe.terminating(namespace)
+    found = observed.terminating(namespace)
     assert found is not None
     assert found.since == "2026-01-01T00:00:00Z"
     assert found.held_by == ("Some content in the namespace has finalizers remaining",)
@@ -65,7 +65,7 @@ def test_terminating() -> None:
     ],
 )
 def test_quota_in_force(hard: Any, status: Any, expected: bool) -> None:
-    assert observe.quota_in_force({"spec": {"hard": hard}, "status": status}) is expected
+    assert observed.quota_in_force({"spec": {"hard": hard}, "status": status}) is expected
 
 
 def test_over_quota() -> None:
@@ -73,8 +73,8 @@ def test_over_quota() -> None:
         "spec": {"hard": {"b": "1", "a": "1G", "c": "1", "d": "0"}},
         "status": {"used": {"b": "1001m", "a": "1Gi", "c": "1000m"}},
     }
-    assert observe.over_quota(quota) == ("a", "b")
-    assert observe.over_quota({"spec": {"hard": {"a": "0"}}}) == ()
+    assert observed.over_quota(quota) == ("a", "b")
+    assert observed.over_quota({"spec": {"hard": {"a": "0"}}}) == ()
 
 
 def test_paths() -> None:
