@@ -59,11 +59,31 @@ class RecheckReason(StrEnum):
     BEHIND = "behind"
     RESYNC = "resync"
     REQUEST = "request"
+    PRUNE = "prune"
+    PRUNE_UNEXPLAINED = "prune_unexplained"
+    ADOPT = "adopt"
 
 
 class Recheck(Frozen):
-    """Asks the one writer of an account on a cluster to compare the account's objects with its state."""
+    """Asks the one writer of an account on a cluster to compare the account's objects with its state.
+
+    For a prune, `namespace_uid` and `incarnation` are what the plan was about: anything else is left alone.
+    """
 
     installation: str
     slug: str
     reason: RecheckReason
+    namespace_uid: str = ""
+    incarnation: str = ""
+
+
+class ResyncRequest(Frozen):
+    """Asks for a resync of a cluster. `prune` and `prune_unexplained` allow the deletion of namespaces."""
+
+    installation: str
+    id: str
+    dry_run: bool = False
+    prune: bool = False
+    prune_unexplained: bool = False
+    requested_by: str = ""
+    at: datetime

@@ -18,10 +18,12 @@ class Phase(StrEnum):
     TERMINATING = "Terminating"
     FAILED = "Failed"
     CLOSED = "Closed"
+    PAUSED = "Paused"
+    PRUNED = "Pruned"
 
 
 #: Phases in which the cluster is as the state wants it.
-SETTLED = frozenset({Phase.APPLIED, Phase.INVALID, Phase.CLOSED})
+SETTLED = frozenset({Phase.APPLIED, Phase.INVALID, Phase.CLOSED, Phase.PRUNED})
 
 
 class AccountStatus(Frozen):
@@ -45,6 +47,8 @@ class AccountStatus(Frozen):
     attempts: int = 0
     retry_at: datetime | None = None
     state_sequence: int = 0
+    handled_sequence: int = 0
+    retained: bool = False
 
     @property
     def slug(self) -> str:

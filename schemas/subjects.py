@@ -14,6 +14,10 @@ PARKED_STREAM = "SPUR_PARKED"
 ACCOUNTS_BUCKET = "spur-accounts"
 STATUS_BUCKET = "spur-status"
 RELAY_KEY = "relay"
+CHECKPOINT_KEY = "checkpoint"
+#: Begins no cluster's name, so that these keys are nobody's status.
+_REPORT_PREFIX = "_resync."
+AUDIT_REQUEST = "spur.audit"
 
 #: Key in the metadata of SPUR_EVENTS that holds the number of partitions, fixed when the stream is made.
 PARTITIONS_METADATA = "spur-events-partitions"
@@ -27,7 +31,7 @@ _TOKEN = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 def is_cluster_name(name: str) -> bool:
     """Return whether a cluster may be called so: a lower-case label, since the name is a subject token."""
-    return _TOKEN.fullmatch(name) is not None and name != RELAY_KEY
+    return _TOKEN.fullmatch(name) is not None and name not in {RELAY_KEY, CHECKPOINT_KEY}
 
 
 def partition(slug: str, partitions: int) -> int:
@@ -43,6 +47,26 @@ def change(slug: str, partitions: int) -> str:
 def recheck(cluster: str, slug: str, partitions: int) -> str:
     """Return the subject that asks one cluster to look at an account again."""
     return f"spur.recheck.{cluster}.{partition(slug, partitions)}.{slug}"
+
+
+def resync(cluster: str) -> str:
+    """Return the subject of requests to resync a cluster."""
+    return f"spur.resync.{cluster}"
+
+
+def resync_durable(cluster: str) -> str:
+    """Return the name of the durable consumer of those requests."""
+    return f"resync-{cluster}"
+
+
+def report_key(cluster: str) -> str:
+    """Return the key of a cluster's last resync report."""
+    return _REPORT_PREFIX + cluster
+
+
+def is_account_status(key: str) -> bool:
+    """Return whether a key of the status bucket is an account's status on a cluster."""
+    return "." in key and not key.startswith(_REPORT_PREFIX)
 
 
 def partition_filters(cluster: str, number: int) -> list[str]:

@@ -62,6 +62,12 @@ class _RecheckReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Recheck
     RECHECK_REASON_BEHIND: _RecheckReason.ValueType  # 2
     RECHECK_REASON_RESYNC: _RecheckReason.ValueType  # 3
     RECHECK_REASON_REQUEST: _RecheckReason.ValueType  # 4
+    RECHECK_REASON_PRUNE: _RecheckReason.ValueType  # 5
+    """Delete the namespace of a deleted account, if everything still is as the plan saw it."""
+    RECHECK_REASON_PRUNE_UNEXPLAINED: _RecheckReason.ValueType  # 6
+    """The same for a namespace of ours that no account explains."""
+    RECHECK_REASON_ADOPT: _RecheckReason.ValueType  # 7
+    """Take over a namespace of the wanted name that is not this installation's."""
 
 class RecheckReason(_RecheckReason, metaclass=_RecheckReasonEnumTypeWrapper): ...
 
@@ -70,6 +76,12 @@ RECHECK_REASON_RETRY: RecheckReason.ValueType  # 1
 RECHECK_REASON_BEHIND: RecheckReason.ValueType  # 2
 RECHECK_REASON_RESYNC: RecheckReason.ValueType  # 3
 RECHECK_REASON_REQUEST: RecheckReason.ValueType  # 4
+RECHECK_REASON_PRUNE: RecheckReason.ValueType  # 5
+"""Delete the namespace of a deleted account, if everything still is as the plan saw it."""
+RECHECK_REASON_PRUNE_UNEXPLAINED: RecheckReason.ValueType  # 6
+"""The same for a namespace of ours that no account explains."""
+RECHECK_REASON_ADOPT: RecheckReason.ValueType  # 7
+"""Take over a namespace of the wanted name that is not this installation's."""
 Global___RecheckReason: _TypeAlias = RecheckReason  # noqa: Y015
 
 @_typing.final
@@ -187,20 +199,68 @@ class Recheck(_message.Message):
     INSTALLATION_FIELD_NUMBER: _builtins.int
     SLUG_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    NAMESPACE_UID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     installation: _builtins.str
     slug: _builtins.str
     reason: Global___RecheckReason.ValueType
+    namespace_uid: _builtins.str
+    """For a prune: the very namespace and the deleted account that the plan was about."""
+    incarnation: _builtins.str
     def __init__(
         self,
         *,
         installation: _builtins.str = ...,
         slug: _builtins.str = ...,
         reason: Global___RecheckReason.ValueType = ...,
+        namespace_uid: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["installation", b"installation", "reason", b"reason", "slug", b"slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "installation", b"installation", "namespace_uid", b"namespace_uid", "reason", b"reason", "slug", b"slug"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Recheck: _TypeAlias = Recheck  # noqa: Y015
+
+@_typing.final
+class ResyncRequest(_message.Message):
+    """Subject spur.resync.<cluster>"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTALLATION_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PRUNE_FIELD_NUMBER: _builtins.int
+    PRUNE_UNEXPLAINED_FIELD_NUMBER: _builtins.int
+    REQUESTED_BY_FIELD_NUMBER: _builtins.int
+    AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    installation: _builtins.str
+    id: _builtins.str
+    dry_run: _builtins.bool
+    """Only show the plan."""
+    prune: _builtins.bool
+    """Delete namespaces of deleted accounts whose grace is over."""
+    prune_unexplained: _builtins.bool
+    requested_by: _builtins.str
+    at_unix_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        installation: _builtins.str = ...,
+        id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        prune: _builtins.bool = ...,
+        prune_unexplained: _builtins.bool = ...,
+        requested_by: _builtins.str = ...,
+        at_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "dry_run", b"dry_run", "id", b"id", "installation", b"installation", "prune", b"prune", "prune_unexplained", b"prune_unexplained", "requested_by", b"requested_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResyncRequest: _TypeAlias = ResyncRequest  # noqa: Y015

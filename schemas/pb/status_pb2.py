@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spur_events.schemas.pb import state_pb2 as spur__events_dot_schemas_dot_pb_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#spur_events/schemas/pb/status.proto\x12\x0espur.events.v1\x1a\"spur_events/schemas/pb/state.proto\"\x97\x04\n\rAccountStatus\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cinstallation\x18\x03 \x01(\t\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12)\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.spur.events.v1.Phase\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x15\n\rsince_unix_ms\x18\t \x01(\x03\x12\x11\n\tnamespace\x18\n \x01(\t\x12\x15\n\rnamespace_uid\x18\x0b \x01(\t\x12\x19\n\x11namespace_version\x18\x0c \x01(\t\x12;\n\x07objects\x18\r \x03(\x0b\x32*.spur.events.v1.AccountStatus.ObjectsEntry\x12\x14\n\x0cnot_enforced\x18\x0e \x03(\t\x12\x12\n\nover_quota\x18\x0f \x03(\t\x12\x10\n\x08\x61ttempts\x18\x10 \x01(\r\x12\x18\n\x10retry_at_unix_ms\x18\x11 \x01(\x03\x12\x16\n\x0estate_sequence\x18\x12 \x01(\x04\x1a.\n\x0cObjectsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x01\n\x0bRelayStatus\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x12\n\nat_unix_ms\x18\x05 \x01(\x03\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x39\n\x07refused\x18\x07 \x03(\x0b\x32(.spur.events.v1.RelayStatus.RefusedEntry\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xba\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_APPLIED\x10\x01\x12\x11\n\rPHASE_PENDING\x10\x02\x12\x11\n\rPHASE_INVALID\x10\x03\x12\x12\n\x0ePHASE_DEGRADED\x10\x04\x12\x12\n\x0ePHASE_CONFLICT\x10\x05\x12\x15\n\x11PHASE_TERMINATING\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x10\n\x0cPHASE_CLOSED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#spur_events/schemas/pb/status.proto\x12\x0espur.events.v1\x1a\"spur_events/schemas/pb/state.proto\"\xc3\x04\n\rAccountStatus\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cinstallation\x18\x03 \x01(\t\x12(\n\x06wanted\x18\x04 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12)\n\x07\x61pplied\x18\x05 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.spur.events.v1.Phase\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x15\n\rsince_unix_ms\x18\t \x01(\x03\x12\x11\n\tnamespace\x18\n \x01(\t\x12\x15\n\rnamespace_uid\x18\x0b \x01(\t\x12\x19\n\x11namespace_version\x18\x0c \x01(\t\x12;\n\x07objects\x18\r \x03(\x0b\x32*.spur.events.v1.AccountStatus.ObjectsEntry\x12\x14\n\x0cnot_enforced\x18\x0e \x03(\t\x12\x12\n\nover_quota\x18\x0f \x03(\t\x12\x10\n\x08\x61ttempts\x18\x10 \x01(\r\x12\x18\n\x10retry_at_unix_ms\x18\x11 \x01(\x03\x12\x16\n\x0estate_sequence\x18\x12 \x01(\x04\x12\x18\n\x10handled_sequence\x18\x13 \x01(\x04\x12\x10\n\x08retained\x18\x14 \x01(\x08\x1a.\n\x0cObjectsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x01\n\x0bRelayStatus\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x12\n\nat_unix_ms\x18\x05 \x01(\x03\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x39\n\x07refused\x18\x07 \x03(\x0b\x32(.spur.events.v1.RelayStatus.RefusedEntry\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe0\x01\n\nCheckpoint\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x19\n\x11\x64\x61tabase_accounts\x18\x04 \x01(\x04\x12\x17\n\x0f\x62ucket_accounts\x18\x05 \x01(\x04\x12\x12\n\ntombstones\x18\x06 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\x12\x13\n\x0bunexplained\x18\x08 \x03(\t\x12\x12\n\nat_unix_ms\x18\t \x01(\x03\x12\x1a\n\x12\x61udited_at_unix_ms\x18\n \x01(\x03\"\xca\x01\n\nResyncItem\x12,\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1c.spur.events.v1.ResyncAction\x12\x0c\n\x04slug\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x63\x63ount\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x05 \x03(\t\x12\x15\n\rnamespace_uid\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\t\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\x08\"\xef\x02\n\x0cResyncReport\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\x14\n\x0cinstallation\x18\x03 \x01(\t\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.spur.events.v1.ResyncState\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\r\n\x05prune\x18\x06 \x01(\x08\x12\x19\n\x11prune_unexplained\x18\x07 \x01(\x08\x12\x14\n\x0crequested_by\x18\x08 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\t \x01(\x03\x12\x12\n\nat_unix_ms\x18\n \x01(\x03\x12\x0f\n\x07message\x18\x0b \x01(\t\x12\x10\n\x08\x61\x63\x63ounts\x18\x0c \x01(\r\x12\x11\n\tunchanged\x18\r \x01(\r\x12\r\n\x05reads\x18\x0e \x01(\r\x12\x0f\n\x07waiting\x18\x0f \x01(\r\x12)\n\x05items\x18\x10 \x03(\x0b\x32\x1a.spur.events.v1.ResyncItem*\xde\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_APPLIED\x10\x01\x12\x11\n\rPHASE_PENDING\x10\x02\x12\x11\n\rPHASE_INVALID\x10\x03\x12\x12\n\x0ePHASE_DEGRADED\x10\x04\x12\x12\n\x0ePHASE_CONFLICT\x10\x05\x12\x15\n\x11PHASE_TERMINATING\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x10\n\x0cPHASE_CLOSED\x10\x08\x12\x10\n\x0cPHASE_PAUSED\x10\t\x12\x10\n\x0cPHASE_PRUNED\x10\n*\x99\x03\n\x0cResyncAction\x12\x1d\n\x19RESYNC_ACTION_UNSPECIFIED\x10\x00\x12\x18\n\x14RESYNC_ACTION_CREATE\x10\x01\x12\x18\n\x14RESYNC_ACTION_CHANGE\x10\x02\x12\x18\n\x14RESYNC_ACTION_REVOKE\x10\x03\x12\x17\n\x13RESYNC_ACTION_CLOSE\x10\x04\x12\x17\n\x13RESYNC_ACTION_PRUNE\x10\x05\x12#\n\x1fRESYNC_ACTION_PRUNE_UNEXPLAINED\x10\x06\x12\x1a\n\x16RESYNC_ACTION_CONFLICT\x10\x07\x12\x1d\n\x19RESYNC_ACTION_UNEXPLAINED\x10\x08\x12\x1d\n\x19RESYNC_ACTION_TERMINATING\x10\t\x12\x1a\n\x16RESYNC_ACTION_ORPHANED\x10\n\x12\x1a\n\x16RESYNC_ACTION_RETAINED\x10\x0b\x12\x18\n\x14RESYNC_ACTION_PAUSED\x10\x0c\x12\x19\n\x15RESYNC_ACTION_FOREIGN\x10\r*\x8f\x01\n\x0bResyncState\x12\x1c\n\x18RESYNC_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14RESYNC_STATE_RUNNING\x10\x01\x12\x15\n\x11RESYNC_STATE_DONE\x10\x02\x12\x17\n\x13RESYNC_STATE_FAILED\x10\x03\x12\x18\n\x14RESYNC_STATE_REFUSED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACCOUNTSTATUS_OBJECTSENTRY']._serialized_options = b'8\001'
   _globals['_RELAYSTATUS_REFUSEDENTRY']._loaded_options = None
   _globals['_RELAYSTATUS_REFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_PHASE']._serialized_start=855
-  _globals['_PHASE']._serialized_end=1041
+  _globals['_PHASE']._serialized_start=1701
+  _globals['_PHASE']._serialized_end=1923
+  _globals['_RESYNCACTION']._serialized_start=1926
+  _globals['_RESYNCACTION']._serialized_end=2335
+  _globals['_RESYNCSTATE']._serialized_start=2338
+  _globals['_RESYNCSTATE']._serialized_end=2481
   _globals['_ACCOUNTSTATUS']._serialized_start=92
-  _globals['_ACCOUNTSTATUS']._serialized_end=627
-  _globals['_ACCOUNTSTATUS_OBJECTSENTRY']._serialized_start=581
-  _globals['_ACCOUNTSTATUS_OBJECTSENTRY']._serialized_end=627
-  _globals['_RELAYSTATUS']._serialized_start=630
-  _globals['_RELAYSTATUS']._serialized_end=852
-  _globals['_RELAYSTATUS_REFUSEDENTRY']._serialized_start=806
-  _globals['_RELAYSTATUS_REFUSEDENTRY']._serialized_end=852
+  _globals['_ACCOUNTSTATUS']._serialized_end=671
+  _globals['_ACCOUNTSTATUS_OBJECTSENTRY']._serialized_start=625
+  _globals['_ACCOUNTSTATUS_OBJECTSENTRY']._serialized_end=671
+  _globals['_RELAYSTATUS']._serialized_start=674
+  _globals['_RELAYSTATUS']._serialized_end=896
+  _globals['_RELAYSTATUS_REFUSEDENTRY']._serialized_start=850
+  _globals['_RELAYSTATUS_REFUSEDENTRY']._serialized_end=896
+  _globals['_CHECKPOINT']._serialized_start=899
+  _globals['_CHECKPOINT']._serialized_end=1123
+  _globals['_RESYNCITEM']._serialized_start=1126
+  _globals['_RESYNCITEM']._serialized_end=1328
+  _globals['_RESYNCREPORT']._serialized_start=1331
+  _globals['_RESYNCREPORT']._serialized_end=1698
 # @@protoc_insertion_point(module_scope)

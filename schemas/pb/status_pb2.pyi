@@ -42,6 +42,10 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     """Nothing could be written, for example because the API server does not answer."""
     PHASE_CLOSED: _Phase.ValueType  # 8
     """The account was deleted: access is gone, the quota is closed."""
+    PHASE_PAUSED: _Phase.ValueType  # 9
+    """Somebody asked for peace there (spur.amd.com/reconcile=paused): only revocations are carried out."""
+    PHASE_PRUNED: _Phase.ValueType  # 10
+    """The account was deleted and its namespace is gone."""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
 
@@ -61,7 +65,75 @@ PHASE_FAILED: Phase.ValueType  # 7
 """Nothing could be written, for example because the API server does not answer."""
 PHASE_CLOSED: Phase.ValueType  # 8
 """The account was deleted: access is gone, the quota is closed."""
+PHASE_PAUSED: Phase.ValueType  # 9
+"""Somebody asked for peace there (spur.amd.com/reconcile=paused): only revocations are carried out."""
+PHASE_PRUNED: Phase.ValueType  # 10
+"""The account was deleted and its namespace is gone."""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
+
+class _ResyncAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResyncActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResyncAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESYNC_ACTION_UNSPECIFIED: _ResyncAction.ValueType  # 0
+    RESYNC_ACTION_CREATE: _ResyncAction.ValueType  # 1
+    RESYNC_ACTION_CHANGE: _ResyncAction.ValueType  # 2
+    RESYNC_ACTION_REVOKE: _ResyncAction.ValueType  # 3
+    RESYNC_ACTION_CLOSE: _ResyncAction.ValueType  # 4
+    RESYNC_ACTION_PRUNE: _ResyncAction.ValueType  # 5
+    RESYNC_ACTION_PRUNE_UNEXPLAINED: _ResyncAction.ValueType  # 6
+    RESYNC_ACTION_CONFLICT: _ResyncAction.ValueType  # 7
+    RESYNC_ACTION_UNEXPLAINED: _ResyncAction.ValueType  # 8
+    RESYNC_ACTION_TERMINATING: _ResyncAction.ValueType  # 9
+    RESYNC_ACTION_ORPHANED: _ResyncAction.ValueType  # 10
+    RESYNC_ACTION_RETAINED: _ResyncAction.ValueType  # 11
+    RESYNC_ACTION_PAUSED: _ResyncAction.ValueType  # 12
+    RESYNC_ACTION_FOREIGN: _ResyncAction.ValueType  # 13
+
+class ResyncAction(_ResyncAction, metaclass=_ResyncActionEnumTypeWrapper): ...
+
+RESYNC_ACTION_UNSPECIFIED: ResyncAction.ValueType  # 0
+RESYNC_ACTION_CREATE: ResyncAction.ValueType  # 1
+RESYNC_ACTION_CHANGE: ResyncAction.ValueType  # 2
+RESYNC_ACTION_REVOKE: ResyncAction.ValueType  # 3
+RESYNC_ACTION_CLOSE: ResyncAction.ValueType  # 4
+RESYNC_ACTION_PRUNE: ResyncAction.ValueType  # 5
+RESYNC_ACTION_PRUNE_UNEXPLAINED: ResyncAction.ValueType  # 6
+RESYNC_ACTION_CONFLICT: ResyncAction.ValueType  # 7
+RESYNC_ACTION_UNEXPLAINED: ResyncAction.ValueType  # 8
+RESYNC_ACTION_TERMINATING: ResyncAction.ValueType  # 9
+RESYNC_ACTION_ORPHANED: ResyncAction.ValueType  # 10
+RESYNC_ACTION_RETAINED: ResyncAction.ValueType  # 11
+RESYNC_ACTION_PAUSED: ResyncAction.ValueType  # 12
+RESYNC_ACTION_FOREIGN: ResyncAction.ValueType  # 13
+Global___ResyncAction: _TypeAlias = ResyncAction  # noqa: Y015
+
+class _ResyncState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResyncStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResyncState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESYNC_STATE_UNSPECIFIED: _ResyncState.ValueType  # 0
+    RESYNC_STATE_RUNNING: _ResyncState.ValueType  # 1
+    RESYNC_STATE_DONE: _ResyncState.ValueType  # 2
+    RESYNC_STATE_FAILED: _ResyncState.ValueType  # 3
+    """Some accounts could not be written."""
+    RESYNC_STATE_REFUSED: _ResyncState.ValueType  # 4
+    """A safety rule said no; `message` has both sides' numbers and the way out."""
+
+class ResyncState(_ResyncState, metaclass=_ResyncStateEnumTypeWrapper): ...
+
+RESYNC_STATE_UNSPECIFIED: ResyncState.ValueType  # 0
+RESYNC_STATE_RUNNING: ResyncState.ValueType  # 1
+RESYNC_STATE_DONE: ResyncState.ValueType  # 2
+RESYNC_STATE_FAILED: ResyncState.ValueType  # 3
+"""Some accounts could not be written."""
+RESYNC_STATE_REFUSED: ResyncState.ValueType  # 4
+"""A safety rule said no; `message` has both sides' numbers and the way out."""
+Global___ResyncState: _TypeAlias = ResyncState  # noqa: Y015
 
 @_typing.final
 class AccountStatus(_message.Message):
@@ -107,6 +179,8 @@ class AccountStatus(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     RETRY_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
     STATE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    HANDLED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     name: _builtins.str
     installation: _builtins.str
@@ -124,6 +198,10 @@ class AccountStatus(_message.Message):
     retry_at_unix_ms: _builtins.int
     state_sequence: _builtins.int
     """The bucket's own revision (stream sequence) of the state that was looked at."""
+    handled_sequence: _builtins.int
+    """Sequence in SPUR_EVENTS of the newest event that was handled: whoever sent one can wait for it."""
+    retained: _builtins.bool
+    """The namespace carries spur.amd.com/retain=true: it is never pruned."""
     @_builtins.property
     def wanted(self) -> _state_pb2.Revision: ...
     @_builtins.property
@@ -161,10 +239,12 @@ class AccountStatus(_message.Message):
         attempts: _builtins.int = ...,
         retry_at_unix_ms: _builtins.int = ...,
         state_sequence: _builtins.int = ...,
+        handled_sequence: _builtins.int = ...,
+        retained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "attempts", b"attempts", "cluster", b"cluster", "installation", b"installation", "message", b"message", "name", b"name", "namespace", b"namespace", "namespace_uid", b"namespace_uid", "namespace_version", b"namespace_version", "not_enforced", b"not_enforced", "objects", b"objects", "over_quota", b"over_quota", "phase", b"phase", "reason", b"reason", "retry_at_unix_ms", b"retry_at_unix_ms", "since_unix_ms", b"since_unix_ms", "state_sequence", b"state_sequence", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "attempts", b"attempts", "cluster", b"cluster", "handled_sequence", b"handled_sequence", "installation", b"installation", "message", b"message", "name", b"name", "namespace", b"namespace", "namespace_uid", b"namespace_uid", "namespace_version", b"namespace_version", "not_enforced", b"not_enforced", "objects", b"objects", "over_quota", b"over_quota", "phase", b"phase", "reason", b"reason", "retained", b"retained", "retry_at_unix_ms", b"retry_at_unix_ms", "since_unix_ms", b"since_unix_ms", "state_sequence", b"state_sequence", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,3 +312,172 @@ class RelayStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RelayStatus: _TypeAlias = RelayStatus  # noqa: Y015
+
+@_typing.final
+class Checkpoint(_message.Message):
+    """Key checkpoint: what the bucket holds, as its only writer knows it. A reader whose own count and digest differ
+    has read a torn, emptied or restored bucket, and must not conclude anything from what is absent in it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTALLATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    DATABASE_ACCOUNTS_FIELD_NUMBER: _builtins.int
+    BUCKET_ACCOUNTS_FIELD_NUMBER: _builtins.int
+    TOMBSTONES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    UNEXPLAINED_FIELD_NUMBER: _builtins.int
+    AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    AUDITED_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    installation: _builtins.str
+    epoch: _builtins.int
+    revision: _builtins.int
+    """Highest revision number in the bucket."""
+    database_accounts: _builtins.int
+    """Accounts in the database at the last audit, and in the bucket now (deleted ones left out)."""
+    bucket_accounts: _builtins.int
+    tombstones: _builtins.int
+    digest: _builtins.str
+    at_unix_ms: _builtins.int
+    audited_at_unix_ms: _builtins.int
+    @_builtins.property
+    def unexplained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Accounts in the bucket that the database neither has nor recorded as deleted, by slug."""
+
+    def __init__(
+        self,
+        *,
+        installation: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        database_accounts: _builtins.int = ...,
+        bucket_accounts: _builtins.int = ...,
+        tombstones: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        unexplained: _abc.Iterable[_builtins.str] | None = ...,
+        at_unix_ms: _builtins.int = ...,
+        audited_at_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "audited_at_unix_ms", b"audited_at_unix_ms", "bucket_accounts", b"bucket_accounts", "database_accounts", b"database_accounts", "digest", b"digest", "epoch", b"epoch", "installation", b"installation", "revision", b"revision", "tombstones", b"tombstones", "unexplained", b"unexplained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class ResyncItem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    SLUG_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_UID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    action: Global___ResyncAction.ValueType
+    slug: _builtins.str
+    account: _builtins.str
+    namespace: _builtins.str
+    namespace_uid: _builtins.str
+    incarnation: _builtins.str
+    outcome: _builtins.str
+    """Filled in at the end: how it went, and whether it failed."""
+    failed: _builtins.bool
+    @_builtins.property
+    def details(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What differs, or why nothing is done."""
+
+    def __init__(
+        self,
+        *,
+        action: Global___ResyncAction.ValueType = ...,
+        slug: _builtins.str = ...,
+        account: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        details: _abc.Iterable[_builtins.str] | None = ...,
+        namespace_uid: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        failed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "action", b"action", "details", b"details", "failed", b"failed", "incarnation", b"incarnation", "namespace", b"namespace", "namespace_uid", b"namespace_uid", "outcome", b"outcome", "slug", b"slug"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResyncItem: _TypeAlias = ResyncItem  # noqa: Y015
+
+@_typing.final
+class ResyncReport(_message.Message):
+    """Key resync.<cluster> is an account's key, so this one is _resync.<cluster>"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    INSTALLATION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PRUNE_FIELD_NUMBER: _builtins.int
+    PRUNE_UNEXPLAINED_FIELD_NUMBER: _builtins.int
+    REQUESTED_BY_FIELD_NUMBER: _builtins.int
+    STARTED_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    cluster: _builtins.str
+    installation: _builtins.str
+    state: Global___ResyncState.ValueType
+    dry_run: _builtins.bool
+    prune: _builtins.bool
+    prune_unexplained: _builtins.bool
+    requested_by: _builtins.str
+    started_at_unix_ms: _builtins.int
+    at_unix_ms: _builtins.int
+    message: _builtins.str
+    accounts: _builtins.int
+    unchanged: _builtins.int
+    reads: _builtins.int
+    waiting: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResyncItem]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        cluster: _builtins.str = ...,
+        installation: _builtins.str = ...,
+        state: Global___ResyncState.ValueType = ...,
+        dry_run: _builtins.bool = ...,
+        prune: _builtins.bool = ...,
+        prune_unexplained: _builtins.bool = ...,
+        requested_by: _builtins.str = ...,
+        started_at_unix_ms: _builtins.int = ...,
+        at_unix_ms: _builtins.int = ...,
+        message: _builtins.str = ...,
+        accounts: _builtins.int = ...,
+        unchanged: _builtins.int = ...,
+        reads: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        items: _abc.Iterable[Global___ResyncItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "at_unix_ms", b"at_unix_ms", "cluster", b"cluster", "dry_run", b"dry_run", "id", b"id", "installation", b"installation", "items", b"items", "message", b"message", "prune", b"prune", "prune_unexplained", b"prune_unexplained", "reads", b"reads", "requested_by", b"requested_by", "started_at_unix_ms", b"started_at_unix_ms", "state", b"state", "unchanged", b"unchanged", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResyncReport: _TypeAlias = ResyncReport  # noqa: Y015
