@@ -7,6 +7,7 @@ written, and whether anything may be, was decided in `plan.steps`.
 import asyncio
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from spur_events import errors
 from spur_events.consumers import lease
@@ -35,6 +36,10 @@ async def carry_out(
     """
     writer = _Writer(client, plan)
     live = todo.namespace
+    if todo.paused and live is not None:
+        await writer.revoke(todo)
+        findings = writer.paused_findings(todo, live)
+        return replace(findings, **_facts(live), not_enforced=plan.not_enforced)
     if todo.write_namespace:
         try:
             live = await apply.apply(client, plan.namespace, uid=todo.uid, resource_version=todo.version)
@@ -50,15 +55,21 @@ async def carry_out(
         findings = await writer.findings(check_quota=todo.check_quota)
     else:
         findings = await writer.findings(check_quota=False)
-    metadata = live["metadata"] if live is not None else {}
     if state.deletion is not None and findings.phase is Phase.PENDING:
         findings = replace(findings, phase=None, reason="", message="")  # closing is not waited for
-    return replace(
-        findings,
-        namespace_uid=metadata.get("uid", ""),
-        namespace_version=metadata.get("resourceVersion", ""),
-        not_enforced=plan.not_enforced,
-    )
+    return replace(findings, **_facts(live), not_enforced=plan.not_enforced)
+
+
+def _facts(live: marks.Manifest | None) -> dict[str, Any]:
+    """Return what the findings say about the namespace itself."""
+    if live is None:
+        return {}
+    metadata = live["metadata"]
+    return {
+        "namespace_uid": metadata["uid"],
+        "namespace_version": metadata["resourceVersion"],
+        "retained": observed.is_retained(live),
+    }
 
 
 class _Writer:
@@ -77,7 +88,9 @@ class _Writer:
         kinds = {found["kind"] for found in todo.obsolete}
         if "RoleBinding" in kinds:
             await self._remove_all([found for found in todo.obsolete if found["kind"] == "RoleBinding"])
-        elif todo.losing and self._plan.binding is not None:
+        elif todo.reduced is not None:
+            await self._attempt(todo.reduced, apply.apply(self._client, todo.reduced))
+        elif todo.losing and self._plan.binding is not None and not todo.paused:
             returning = {account["metadata"]["name"] for account in self._plan.service_accounts} & todo.losing
             kept = [s for s in self._plan.binding.get("subjects") or [] if s["name"] not in returning]
             without = {**self._plan.binding, "subjects": kept}
@@ -121,15 +134,7 @@ class _Writer:
             if steps.key_of(manifest) not in self._unwritten
         }
         if self.failed:
-            delays = [e.retry_after_s for e in self.failed.values() if isinstance(e, errors.TemporaryError)]
-            return steps.Findings(
-                phase=Phase.FAILED if "Namespace" in self.failed else Phase.DEGRADED,
-                reason=",".join(sorted(self.failed)),
-                message="; ".join(str(error) for error in self.failed.values()),
-                retry_after_s=max((d for d in delays if d is not None), default=None),
-                objects=objects,
-                over_quota=over,
-            )
+            return replace(self._failures(objects), over_quota=over)
         if not in_force:
             return steps.Findings(
                 phase=Phase.PENDING,
@@ -138,6 +143,31 @@ class _Writer:
                 objects=objects,
             )
         return steps.Findings(objects=objects, over_quota=over)
+
+    def paused_findings(self, todo: steps.Steps, live: marks.Manifest) -> steps.Findings:
+        """Return what the revocations in a paused namespace came to."""
+        objects = {**todo.recorded}
+        if self.failed:
+            return self._failures(objects)
+        left = f"; as somebody left it: {', '.join(sorted(todo.fields))}" if todo.fields else ""
+        return steps.Findings(
+            phase=Phase.PAUSED,
+            reason="Paused",
+            message=f"namespace {live['metadata']['name']} carries {marks.RECONCILE}={marks.PAUSED}:"
+            f" only access is removed there{left}",
+            retry=False,
+            objects=objects,
+        )
+
+    def _failures(self, objects: dict[str, str]) -> steps.Findings:
+        delays = [e.retry_after_s for e in self.failed.values() if isinstance(e, errors.TemporaryError)]
+        return steps.Findings(
+            phase=Phase.FAILED if "Namespace" in self.failed else Phase.DEGRADED,
+            reason=",".join(sorted(self.failed)),
+            message="; ".join(str(error) for error in self.failed.values()),
+            retry_after_s=max((d for d in delays if d is not None), default=None),
+            objects=objects,
+        )
 
     async def _settled_quota(self, manifest: marks.Manifest) -> marks.Manifest | None:
         """Return the live quota once it is in force, or as it is when that takes too long."""

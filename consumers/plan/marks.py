@@ -25,8 +25,13 @@ ORPHANED_AT = "spur.amd.com/orphaned-at"
 USER_NAME = "spur.amd.com/user-name"
 GENERATION = "spur.amd.com/generation"
 
-#: Labels and annotations that only we set. Any other key in our domain (reconcile=paused, retain=true)
-#: is a person's wish and is left alone.
+#: A person's wishes about a namespace, as its label or annotation: leave it as it is; never delete it.
+RECONCILE = "spur.amd.com/reconcile"
+PAUSED = "paused"
+RETAIN = "spur.amd.com/retain"
+RETAINED = "true"
+
+#: Labels and annotations that only we set. Any other key in our domain (the wishes above) is left alone.
 OWN_LABELS = frozenset({MANAGED_BY, ACCOUNT, INSTALLATION, USER})
 OWN_ANNOTATIONS = frozenset({ACCOUNT_NAME, REVISION, INCARNATION, ORPHANED_AT, USER_NAME, GENERATION})
 

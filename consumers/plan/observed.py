@@ -16,8 +16,8 @@ from spur_events.schemas import names
 class Observed:
     """An account's objects as they are; None where there is none.
 
-    `service_accounts` carry this installation's mark for the account; `unmarked_service_accounts` have the
-    name of a member's but not the mark: somebody else's, or ours with the mark taken off.
+    `service_accounts` are ours by their marks; `unmarked_service_accounts` only have the name of a member's:
+    somebody else's, or ours with the marks taken off.
     """
 
     namespace: marks.Manifest | None
@@ -48,7 +48,7 @@ def collect(
         if found["kind"] != "ServiceAccount":
             if _FIXED.get(found["kind"]) == found["metadata"]["name"]:
                 fixed[found["kind"]] = found
-        elif marked <= (found["metadata"].get("labels") or {}).items():
+        elif marked <= (found["metadata"].get("labels") or {}).items() or _is_members(found, installation):
             ours.append(found)
         elif found["metadata"]["name"].startswith(names.SERVICE_ACCOUNT_PREFIX):
             unmarked.append(found)
@@ -60,6 +60,20 @@ def collect(
         binding=fixed.get("RoleBinding"),
         service_accounts=tuple(ours),
         unmarked_service_accounts=tuple(unmarked),
+    )
+
+
+def _is_members(found: marks.Manifest, installation: str) -> bool:
+    """Whether a ServiceAccount was made for a member, by spur itself (no installation) or by us.
+
+    The account's label does not count: in whose namespace it is does. Who could change the labels of
+    ServiceAccounts must not be able to keep a removed member's tokens alive by it.
+    """
+    labels = found["metadata"].get("labels") or {}
+    return (
+        found["metadata"]["name"].startswith(names.SERVICE_ACCOUNT_PREFIX)
+        and labels.get(marks.MANAGED_BY) == marks.FIELD_MANAGER
+        and labels.get(marks.INSTALLATION, installation) == installation
     )
 
 
@@ -82,6 +96,27 @@ def owner(namespace: marks.Manifest, installation: str, *, known_uid: str = "") 
         return "ours"
     remembered = bool(known_uid) and known_uid == namespace["metadata"].get("uid")
     return "ours" if remembered and marked in (None, installation) else "foreign"
+
+
+def other_installation(namespace: marks.Manifest, installation: str) -> str:
+    """Return which other installation's mark a namespace carries; empty where it carries none."""
+    marked = str((namespace["metadata"].get("labels") or {}).get(marks.INSTALLATION, ""))
+    return "" if marked == installation else marked
+
+
+def is_paused(namespace: marks.Manifest) -> bool:
+    """Whether somebody asked that nothing but revocations be done in a namespace (design rule 10)."""
+    return _wishes(namespace, marks.RECONCILE, marks.PAUSED)
+
+
+def is_retained(namespace: marks.Manifest) -> bool:
+    """Whether somebody asked that a namespace be never deleted (design rule 11)."""
+    return _wishes(namespace, marks.RETAIN, marks.RETAINED)
+
+
+def _wishes(namespace: marks.Manifest, key: str, value: str) -> bool:
+    metadata = namespace["metadata"]
+    return any((metadata.get(part) or {}).get(key) == value for part in ("annotations", "labels"))
 
 
 def terminating(namespace: marks.Manifest) -> Terminating | None:
