@@ -8,18 +8,19 @@ everything else; an error with one object does not stop the others.
 import contextlib
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from spur_events import errors, jetstream, retrying, settings
-from spur_events.consumers import passes, retries, verdicts
+from spur_events.consumers import outcome, passes, removal, retries, verdicts
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import errors as kube_errors
 from spur_events.consumers.kube import observe
-from spur_events.consumers.plan import desired, observed, steps
+from spur_events.consumers.plan import desired, observed, pruning, steps
 from spur_events.consumers.worker import Work
-from spur_events.schemas import codec, names, subjects
+from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import AccountState
-from spur_events.schemas.events import AccountChanged, RecheckReason
+from spur_events.schemas.events import AccountChanged, Recheck, RecheckReason
 from spur_events.schemas.status import AccountStatus, Phase
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 _STATE = jetstream.Entry[AccountState]
 #: What every account of the cluster shares is not an account's failure: the event waits, and is asked for again.
 _OUTAGE_S = (0.5, 5.0)
+_DELETIONS = frozenset({RecheckReason.PRUNE, RecheckReason.PRUNE_UNEXPLAINED})
+#: Asked for because of a status that is behind: with nothing left to do there is nothing to tell anybody.
+_OWN = frozenset({RecheckReason.RETRY, RecheckReason.BEHIND})
 
 
 class Converger:
@@ -58,22 +62,66 @@ class Converger:
             state = await self._state(work)
         except codec.CodecError as error:
             return verdicts.Park(reason="state", detail=f"state of {work.slug} in the bucket: {error}")
-        if state is None:
-            # The bucket was emptied: the relay fills it again, and says so with an event.
-            return verdicts.Done()
         status, last = await self._status(work.slug)
+        if state is None:
+            return await self._without_state(work, status, last)
+        subject = outcome.Subject(
+            slug=work.slug,
+            name=state.value.name,
+            installation=state.value.installation,
+            state=state.value,
+            sequence=state.sequence,
+        )
         if status is not None and _is_settled(work, state.value, status):
             return verdicts.Done()
         try:
             found = await self._converge(work, state.value, status)
         except kube_errors.UnreachableError as error:
-            await self._record(work, state, status, last, _outage(error))
-            return verdicts.Again(after_s=retrying.backoff_s(work.deliveries, *_OUTAGE_S))
-        await self._record(work, state, status, last, found)
+            return await self._outage(work, subject, status, last, error)
+        except kube_errors.ANSWERS as error:
+            found = _failure(error)
+        await self._record(work, subject, status, last, found)
         return verdicts.Done()
+
+    async def _without_state(
+        self, work: Work, status: AccountStatus | None, last: int | None
+    ) -> verdicts.Verdict:
+        """Handle an event about a slug that the bucket has no state for: unexplained, or the bucket was emptied.
+
+        The relay fills an emptied bucket again, and says so with events.
+        """
+        event = work.event
+        unexplained = status is not None and status.wanted == outcome.NO_REVISION
+        if isinstance(event, AccountChanged) or (event.reason in _OWN and not unexplained):
+            return verdicts.Done()
+        known = status.name if status is not None and status.slug == work.slug else work.slug
+        subject = outcome.Subject(slug=work.slug, name=known, installation=event.installation)
+        client = self._client.guarded(work.lease.check)
+        try:
+            found, name = await removal.without_state(client, event, known_name=known)
+        except kube_errors.UnreachableError as error:
+            return await self._outage(work, subject, status, last, error)
+        except kube_errors.ANSWERS as error:
+            found, name = _failure(error), known
+        await self._record(work, replace(subject, name=name), status, last, found)
+        return verdicts.Done()
+
+    async def _outage(
+        self,
+        work: Work,
+        subject: outcome.Subject,
+        status: AccountStatus | None,
+        last: int | None,
+        error: errors.TemporaryError,
+    ) -> verdicts.Verdict:
+        found = steps.Findings(phase=Phase.FAILED, reason="Unreachable", message=str(error), retry=False)
+        await self._record(work, subject, status, last, found, handled=False)
+        return verdicts.Again(after_s=retrying.backoff_s(work.deliveries, *_OUTAGE_S))
 
     async def _state(self, work: Work) -> _STATE | None:
         bucket, event = subjects.ACCOUNTS_BUCKET, work.event
+        if isinstance(event, Recheck) and event.reason in _DELETIONS:
+            return await self._bus.get(bucket, work.slug, AccountState, newest=True)
         entry = await self._bus.get(bucket, work.slug, AccountState)
         behind = entry is None or (
             isinstance(event, AccountChanged) and entry.value.revision < event.revision
@@ -103,25 +151,63 @@ class Converger:
         seen = await observe.observe(
             client, plan.namespace["metadata"]["name"], state.installation, state.slug
         )
-        found = steps.compare(plan, state, status, seen)
+        reason = work.event.reason if isinstance(work.event, Recheck) else None
+        found = steps.compare(plan, state, status, seen, adopt=reason is RecheckReason.ADOPT)
         if isinstance(found, steps.Findings):
             return found
+        prune = reason is RecheckReason.PRUNE and state.deletion is not None and not found.paused
+        if prune and found.nothing:
+            return await self._prune(client, work, state, seen)
         _log_differences(state, found, seen)
-        try:
-            return await passes.carry_out(client, plan, state, found)
-        except (kube_errors.ConflictError, kube_errors.NotFoundError) as error:
-            return steps.Findings(phase=Phase.FAILED, reason="Namespace", message=str(error))
+        done = await passes.carry_out(client, plan, state, found)
+        if prune and done.phase is None and found.namespace is not None:
+            why = removal.kept(found.namespace, "it was not closed yet; the next resync looks again")
+            return replace(done, reason=why.reason, message=why.message)
+        return done
+
+    async def _prune(
+        self, client: kube.Client, work: Work, state: AccountState, seen: observed.Observed
+    ) -> steps.Findings:
+        """Delete the namespace of a deleted account, as it was just seen: closed, and ours."""
+        namespace, event = seen.namespace, work.event
+        if namespace is None or isinstance(event, AccountChanged):
+            return steps.Findings()
+        why = pruning.objection(
+            state,
+            namespace,
+            planned_uid=event.namespace_uid,
+            planned_incarnation=event.incarnation,
+            now=self._clock(),
+            grace_s=self._config.resync.prune_grace_s,
+        )
+        if why:
+            return removal.kept(namespace, why)
+        # The last look before the deletion: whoever re-created the account meanwhile keeps the data.
+        newest = await self._bus.get(subjects.ACCOUNTS_BUCKET, work.slug, AccountState, newest=True)
+        if newest is None or newest.value != state:
+            return removal.kept(namespace, "the account has another state by now")
+        return await removal.delete(client, namespace)
 
     async def _record(
         self,
         work: Work,
-        state: _STATE,
+        subject: outcome.Subject,
         previous: AccountStatus | None,
         last: int | None,
         found: steps.Findings,
+        *,
+        handled: bool = True,
     ) -> None:
         """Write the status; conditional, so that a worker whose lease ran out cannot overwrite a newer one."""
-        status = self._next_status(state, previous, found)
+        status = outcome.status(
+            subject,
+            previous,
+            found,
+            cluster=self._cluster,
+            config=self._config.apply,
+            now=self._clock(),
+            handled_sequence=work.sequence if handled else 0,
+        )
         key = subjects.status_key(self._cluster, work.slug)
         work.lease.check()
         try:
@@ -132,8 +218,8 @@ class Converger:
         log.info(
             "account handled",
             extra={
-                "account": state.value.name,
-                "revision": str(state.value.revision),
+                "account": status.name,
+                "revision": str(status.wanted),
                 "phase": str(status.phase),
                 "reason": status.reason,
                 "error": status.message,
@@ -141,46 +227,6 @@ class Converger:
         )
         if status.retry_at is not None:
             self._again.schedule(status)
-
-    def _next_status(
-        self, state: _STATE, previous: AccountStatus | None, found: steps.Findings
-    ) -> AccountStatus:
-        now = self._clock()
-        wanted = state.value.revision
-        phase = _phase(state.value, found)
-        done = phase in {Phase.APPLIED, Phase.INVALID, Phase.CLOSED}
-        attempts = 0
-        retry_at = None
-        if not done and found.retry:
-            same = previous is not None and previous.wanted == wanted and previous.phase is phase
-            attempts = (previous.attempts if same and previous else 0) + 1
-            apply = self._config.apply
-            delay_s = retrying.backoff_s(attempts, apply.retry_min_s, apply.retry_max_s)
-            retry_at = now + timedelta(seconds=max(delay_s, found.retry_after_s or 0.0))
-        reason, message = found.reason, found.message
-        if phase is Phase.INVALID and state.value.allocation is not None:
-            reason, message = "MalformedAllocation", state.value.allocation.problem
-        unchanged = previous is not None and (previous.phase, previous.reason) == (phase, reason)
-        return AccountStatus(
-            cluster=self._cluster,
-            name=state.value.name,
-            installation=state.value.installation,
-            wanted=wanted,
-            applied=wanted if done else previous.applied if previous else None,
-            phase=phase,
-            reason=reason,
-            message=message,
-            since=previous.since if unchanged and previous else now,
-            namespace=names.namespace(state.value.name),
-            namespace_uid=found.namespace_uid or (previous.namespace_uid if previous else ""),
-            namespace_version=found.namespace_version,
-            objects=found.objects,
-            not_enforced=found.not_enforced,
-            over_quota=found.over_quota,
-            attempts=attempts,
-            retry_at=retry_at,
-            state_sequence=state.sequence,
-        )
 
 
 def _is_settled(work: Work, state: AccountState, status: AccountStatus) -> bool:
@@ -191,7 +237,13 @@ def _is_settled(work: Work, state: AccountState, status: AccountStatus) -> bool:
         return True  # not settled, but its retry is on its way
     if isinstance(work.event, AccountChanged):
         return status.settled
-    return work.event.reason in {RecheckReason.RETRY, RecheckReason.BEHIND} and status.settled
+    return work.event.reason in _OWN and status.settled
+
+
+def _failure(error: errors.SpurEventsError) -> steps.Findings:
+    """Return that the API server refused a request without which nothing else can be done for the account."""
+    delay_s = error.retry_after_s if isinstance(error, errors.TemporaryError) else None
+    return steps.Findings(phase=Phase.FAILED, reason="Namespace", message=str(error), retry_after_s=delay_s)
 
 
 def _log_differences(state: AccountState, todo: steps.Steps, seen: observed.Observed) -> None:
@@ -201,17 +253,3 @@ def _log_differences(state: AccountState, todo: steps.Steps, seen: observed.Obse
         if found is not None and (fields := todo.fields.get(steps.key_of(found))):
             facts = {"account": state.name, "object": steps.key_of(found), "fields": fields}
             log.info("object differs", extra={**facts, "also_written_by": observed.other_managers(found)})
-
-
-def _phase(state: AccountState, found: steps.Findings) -> Phase:
-    if found.phase is not None:
-        return found.phase
-    if state.deletion is not None:
-        return Phase.CLOSED
-    if state.allocation is not None and state.allocation.problem:
-        return Phase.INVALID
-    return Phase.APPLIED
-
-
-def _outage(error: errors.TemporaryError) -> steps.Findings:
-    return steps.Findings(phase=Phase.FAILED, reason="Unreachable", message=str(error), retry=False)

@@ -9,7 +9,7 @@ import logging
 from datetime import UTC, datetime
 
 from spur_events import errors, jetstream
-from spur_events.schemas import subjects
+from spur_events.schemas import names, subjects
 from spur_events.schemas.events import Recheck, RecheckReason
 from spur_events.schemas.status import AccountStatus
 
@@ -25,7 +25,7 @@ class Retries:
 
     def schedule(self, status: AccountStatus) -> None:
         """Set the account's timer to the status's due time."""
-        slug = status.slug
+        slug = _slug(status)
         if (running := self._tasks.pop(slug, None)) is not None:
             running.cancel()
         task = asyncio.create_task(self._later(status))
@@ -52,14 +52,20 @@ class Retries:
 async def publish(bus: jetstream.Bus, status: AccountStatus) -> None:
     """Publish the retry that a status record asks for; a second time is stored as a duplicate."""
     due_ms = 0 if status.retry_at is None else int(status.retry_at.timestamp() * 1000)
+    slug = _slug(status)
     await recheck(
         bus,
         cluster=status.cluster,
         installation=status.installation,
-        slug=status.slug,
+        slug=slug,
         reason=RecheckReason.RETRY,
-        message_id=f"retry.{status.cluster}.{status.slug}.{status.wanted}.{status.attempts}.{due_ms}",
+        message_id=f"retry.{status.cluster}.{slug}.{status.wanted}.{status.attempts}.{due_ms}",
     )
+
+
+def _slug(status: AccountStatus) -> str:
+    # Not from the name: of an unexplained namespace the account's name may be unknown.
+    return status.namespace.removeprefix(names.NAMESPACE_PREFIX)
 
 
 async def recheck(

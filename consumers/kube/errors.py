@@ -57,6 +57,21 @@ class InvalidError(errors.PermanentError):
     """400, 422 and other 4xx: the server will not take this request, however often it is sent."""
 
 
+#: What concerns one request, and so one account; an unreachable server concerns them all.
+ANSWERS = (
+    NotFoundError,
+    ConflictError,
+    NamespaceTerminatingError,
+    ForbiddenError,
+    UnauthorizedError,
+    ThrottledError,
+    ExpiredError,
+    SlowError,
+    ServerError,
+    InvalidError,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """A refusal as it came: HTTP status, the `Status` object, and what was asked for."""

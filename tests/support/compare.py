@@ -51,8 +51,8 @@ async def differences(
             continue
         name = entry.value.name
         status = statuses.get(subjects.status_key(given.kubernetes.cluster, slug))
-        problems += _status(name, entry.value, status)
         plan = desired.objects(entry.value, given.quota)
+        problems += _status(name, entry.value, status, there=_key(plan.namespace) in live)
         if entry.value.deletion is not None and _key(plan.namespace) not in live:
             continue  # it came and went before anybody looked: nothing to close
         wanted |= {_key(manifest): manifest for manifest in _all(plan)}
@@ -132,12 +132,12 @@ async def _settled(
         raise
 
 
-def _status(name: str, state: AccountState, status: object) -> list[str]:
+def _status(name: str, state: AccountState, status: object, *, there: bool) -> list[str]:
     if not isinstance(status, jetstream.Entry):
         return [f"status: {name!r} has none: {status}"]
     expected = Phase.APPLIED
     if state.deletion is not None:
-        expected = Phase.CLOSED
+        expected = Phase.CLOSED if there else Phase.PRUNED
     elif state.allocation is not None and state.allocation.problem:
         expected = Phase.INVALID
     found = status.value
