@@ -77,6 +77,18 @@ class Recheck(Frozen):
     incarnation: str = ""
 
 
+class AuditRequest(Frozen):
+    """Asks the leading relay to compare database and bucket now.
+
+    `forget` are slugs of accounts that the bucket has and the database neither has nor recorded as deleted:
+    their deletion is then recorded.
+    """
+
+    installation: str
+    forget: tuple[str, ...] = ()
+    requested_by: str = ""
+
+
 class ResyncRequest(Frozen):
     """Asks for a resync of a cluster. `prune` and `prune_unexplained` allow the deletion of namespaces."""
 

@@ -13,6 +13,7 @@ from spur_events.schemas.accounts import AccountState, Allocation, Deletion, Fro
 from spur_events.schemas.events import (
     AccountChanged,
     Actor,
+    AuditRequest,
     Change,
     ChangeKind,
     Recheck,
@@ -200,6 +201,20 @@ def _read_request(message: events_pb2.ResyncRequest) -> ResyncRequest:
     )
 
 
+def _write_audit(request: AuditRequest) -> events_pb2.AuditRequest:
+    return events_pb2.AuditRequest(
+        installation=request.installation, forget=request.forget, requested_by=request.requested_by
+    )
+
+
+def _read_audit(message: events_pb2.AuditRequest) -> AuditRequest:
+    return AuditRequest(
+        installation=_required(message.installation, "installation"),
+        forget=tuple(message.forget),
+        requested_by=message.requested_by,
+    )
+
+
 def _write_status(status: AccountStatus) -> status_pb2.AccountStatus:
     message = status_pb2.AccountStatus(
         cluster=status.cluster,
@@ -380,6 +395,7 @@ WRITERS: dict[str, Callable[..., Message]] = {
     "Recheck": _write_recheck,
     "AccountStatus": _write_status,
     "RelayStatus": _write_relay,
+    "AuditRequest": _write_audit,
     "ResyncRequest": _write_request,
     "Checkpoint": _write_checkpoint,
     "ResyncReport": _write_report,
@@ -390,6 +406,7 @@ READERS: dict[str, tuple[type[Message], Callable[..., Frozen]]] = {
     "Recheck": (events_pb2.Recheck, _read_recheck),
     "AccountStatus": (status_pb2.AccountStatus, _read_status),
     "RelayStatus": (status_pb2.RelayStatus, _read_relay),
+    "AuditRequest": (events_pb2.AuditRequest, _read_audit),
     "ResyncRequest": (events_pb2.ResyncRequest, _read_request),
     "Checkpoint": (status_pb2.Checkpoint, _read_checkpoint),
     "ResyncReport": (status_pb2.ResyncReport, _read_report),

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from spur_events.schemas.pb import state_pb2 as spur__events_dot_schemas_dot_pb_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#spur_events/schemas/pb/events.proto\x12\x0espur.events.v1\x1a\"spur_events/schemas/pb/state.proto\"D\n\x05\x41\x63tor\x12\x15\n\rdatabase_user\x18\x01 \x01(\t\x12\x0f\n\x07os_user\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\"\xa5\x01\n\x06\x43hange\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.spur.events.v1.ChangeKind\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\x12$\n\x05\x61\x63tor\x18\x06 \x01(\x0b\x32\x15.spur.events.v1.Actor\x12\x12\n\nat_unix_ms\x18\x07 \x01(\x03\"\xa6\x01\n\x0e\x41\x63\x63ountChanged\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12*\n\x08revision\x18\x02 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\'\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x16.spur.events.v1.Change\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\r\n\x05parts\x18\x06 \x01(\r\"\x88\x01\n\x07Recheck\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\x0c\n\x04slug\x18\x02 \x01(\t\x12-\n\x06reason\x18\x03 \x01(\x0e\x32\x1d.spur.events.v1.RecheckReason\x12\x15\n\rnamespace_uid\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\"\x96\x01\n\rResyncRequest\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\r\n\x05prune\x18\x04 \x01(\x08\x12\x19\n\x11prune_unexplained\x18\x05 \x01(\x08\x12\x14\n\x0crequested_by\x18\x06 \x01(\t\x12\x12\n\nat_unix_ms\x18\x07 \x01(\x03*\x85\x02\n\nChangeKind\x12\x1b\n\x17\x43HANGE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43HANGE_KIND_ACCOUNT_ADDED\x10\x01\x12\x1f\n\x1b\x43HANGE_KIND_ACCOUNT_CHANGED\x10\x02\x12\x1f\n\x1b\x43HANGE_KIND_ACCOUNT_DELETED\x10\x03\x12\x1c\n\x18\x43HANGE_KIND_MEMBER_ADDED\x10\x04\x12\x1e\n\x1a\x43HANGE_KIND_MEMBER_CHANGED\x10\x05\x12\x1e\n\x1a\x43HANGE_KIND_MEMBER_REMOVED\x10\x06\x12\x1b\n\x17\x43HANGE_KIND_REPUBLISHED\x10\x07*\xf5\x01\n\rRecheckReason\x12\x1e\n\x1aRECHECK_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14RECHECK_REASON_RETRY\x10\x01\x12\x19\n\x15RECHECK_REASON_BEHIND\x10\x02\x12\x19\n\x15RECHECK_REASON_RESYNC\x10\x03\x12\x1a\n\x16RECHECK_REASON_REQUEST\x10\x04\x12\x18\n\x14RECHECK_REASON_PRUNE\x10\x05\x12$\n RECHECK_REASON_PRUNE_UNEXPLAINED\x10\x06\x12\x18\n\x14RECHECK_REASON_ADOPT\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#spur_events/schemas/pb/events.proto\x12\x0espur.events.v1\x1a\"spur_events/schemas/pb/state.proto\"D\n\x05\x41\x63tor\x12\x15\n\rdatabase_user\x18\x01 \x01(\t\x12\x0f\n\x07os_user\x18\x02 \x01(\t\x12\x13\n\x0b\x61pplication\x18\x03 \x01(\t\"\xa5\x01\n\x06\x43hange\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.spur.events.v1.ChangeKind\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\x12$\n\x05\x61\x63tor\x18\x06 \x01(\x0b\x32\x15.spur.events.v1.Actor\x12\x12\n\nat_unix_ms\x18\x07 \x01(\x03\"\xa6\x01\n\x0e\x41\x63\x63ountChanged\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12*\n\x08revision\x18\x02 \x01(\x0b\x32\x18.spur.events.v1.Revision\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\'\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x16.spur.events.v1.Change\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\r\n\x05parts\x18\x06 \x01(\r\"\x88\x01\n\x07Recheck\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\x0c\n\x04slug\x18\x02 \x01(\t\x12-\n\x06reason\x18\x03 \x01(\x0e\x32\x1d.spur.events.v1.RecheckReason\x12\x15\n\rnamespace_uid\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\"J\n\x0c\x41uditRequest\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\x0e\n\x06\x66orget\x18\x02 \x03(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"\x96\x01\n\rResyncRequest\x12\x14\n\x0cinstallation\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\r\n\x05prune\x18\x04 \x01(\x08\x12\x19\n\x11prune_unexplained\x18\x05 \x01(\x08\x12\x14\n\x0crequested_by\x18\x06 \x01(\t\x12\x12\n\nat_unix_ms\x18\x07 \x01(\x03*\x85\x02\n\nChangeKind\x12\x1b\n\x17\x43HANGE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43HANGE_KIND_ACCOUNT_ADDED\x10\x01\x12\x1f\n\x1b\x43HANGE_KIND_ACCOUNT_CHANGED\x10\x02\x12\x1f\n\x1b\x43HANGE_KIND_ACCOUNT_DELETED\x10\x03\x12\x1c\n\x18\x43HANGE_KIND_MEMBER_ADDED\x10\x04\x12\x1e\n\x1a\x43HANGE_KIND_MEMBER_CHANGED\x10\x05\x12\x1e\n\x1a\x43HANGE_KIND_MEMBER_REMOVED\x10\x06\x12\x1b\n\x17\x43HANGE_KIND_REPUBLISHED\x10\x07*\xf5\x01\n\rRecheckReason\x12\x1e\n\x1aRECHECK_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14RECHECK_REASON_RETRY\x10\x01\x12\x19\n\x15RECHECK_REASON_BEHIND\x10\x02\x12\x19\n\x15RECHECK_REASON_RESYNC\x10\x03\x12\x1a\n\x16RECHECK_REASON_REQUEST\x10\x04\x12\x18\n\x14RECHECK_REASON_PRUNE\x10\x05\x12$\n RECHECK_REASON_PRUNE_UNEXPLAINED\x10\x06\x12\x18\n\x14RECHECK_REASON_ADOPT\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spur_events.schemas.pb.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGEKIND']._serialized_start=791
-  _globals['_CHANGEKIND']._serialized_end=1052
-  _globals['_RECHECKREASON']._serialized_start=1055
-  _globals['_RECHECKREASON']._serialized_end=1300
+  _globals['_CHANGEKIND']._serialized_start=867
+  _globals['_CHANGEKIND']._serialized_end=1128
+  _globals['_RECHECKREASON']._serialized_start=1131
+  _globals['_RECHECKREASON']._serialized_end=1376
   _globals['_ACTOR']._serialized_start=91
   _globals['_ACTOR']._serialized_end=159
   _globals['_CHANGE']._serialized_start=162
@@ -44,6 +44,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACCOUNTCHANGED']._serialized_end=496
   _globals['_RECHECK']._serialized_start=499
   _globals['_RECHECK']._serialized_end=635
-  _globals['_RESYNCREQUEST']._serialized_start=638
-  _globals['_RESYNCREQUEST']._serialized_end=788
+  _globals['_AUDITREQUEST']._serialized_start=637
+  _globals['_AUDITREQUEST']._serialized_end=711
+  _globals['_RESYNCREQUEST']._serialized_start=714
+  _globals['_RESYNCREQUEST']._serialized_end=864
 # @@protoc_insertion_point(module_scope)

@@ -225,6 +225,36 @@ class Recheck(_message.Message):
 Global___Recheck: _TypeAlias = Recheck  # noqa: Y015
 
 @_typing.final
+class AuditRequest(_message.Message):
+    """Request on subject spur.audit, answered by the leading relay with a Checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTALLATION_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
+    REQUESTED_BY_FIELD_NUMBER: _builtins.int
+    installation: _builtins.str
+    requested_by: _builtins.str
+    @_builtins.property
+    def forget(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Unexplained accounts, by slug, that are to be recorded as deleted."""
+
+    def __init__(
+        self,
+        *,
+        installation: _builtins.str = ...,
+        forget: _abc.Iterable[_builtins.str] | None = ...,
+        requested_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget", b"forget", "installation", b"installation", "requested_by", b"requested_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRequest: _TypeAlias = AuditRequest  # noqa: Y015
+
+@_typing.final
 class ResyncRequest(_message.Message):
     """Subject spur.resync.<cluster>"""
 

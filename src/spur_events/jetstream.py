@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 
-from spur_events import errors
+from spur_events import errors, process
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -357,10 +357,29 @@ class Bus:
             finally:
                 await subscription.unsubscribe()
 
+    async def extent(self, stream: str) -> tuple[int, int]:
+        """Return how many messages a stream holds, and the sequence of the newest.
+
+        They tell a stream that was purged, restored or made anew from the one that its writer knows.
+        """
+        async with self._asking():
+            state = (await self._js.stream_info(stream)).state
+        return int(state.messages), int(state.last_seq)
+
     async def last_sequence(self, stream: str) -> int:
         """Return the sequence of the newest message of a stream (of a bucket: stream `KV_<bucket>`)."""
         async with self._asking():
             return int((await self._js.stream_info(stream)).state.last_seq)
+
+    async def listeners(self, consumer: str) -> int:
+        """Return how many processes wait for events of a durable consumer at this moment.
+
+        Raises:
+            MissingError: if the consumer does not exist.
+        """
+        async with self._asking():
+            info = await self._js.consumer_info(subjects.EVENTS_STREAM, consumer)
+        return int(info.num_waiting or 0) + int(info.num_ack_pending or 0)
 
     async def ensure_consumer(self, name: str, filters: list[str], ack_wait_s: float) -> None:
         """Create a durable pull consumer of the event stream, or bring its settings up to date.
@@ -419,6 +438,38 @@ class Bus:
             reply = await self._client.request(subject, data, timeout=timeout_s)
         return bytes(reply.data)
 
+    async def ask(self, subject: str, model: Frozen, kind: type[M], timeout_s: float) -> M:
+        """Send a request to whoever answers there, and return the answer.
+
+        Raises:
+            MissingError: if nobody listens.
+            UnreachableError: if nobody answered in time.
+        """
+        data, headers = codec.encode(model, self._client.max_payload)
+        async with self._asking():
+            reply = await self._client.request(subject, data, timeout=timeout_s, headers=headers)
+        return codec.decode(kind, reply.data, reply.headers)
+
+    @asynccontextmanager
+    async def answering(
+        self, subject: str, kind: type[M], answer: Callable[[M], Awaitable[Frozen]]
+    ) -> AsyncIterator[None]:
+        """Answer requests, one after the other, for as long as the block lasts; what cannot be read is ignored."""
+
+        async def handle(message: Msg) -> None:
+            with contextlib.suppress(codec.CodecError, errors.TemporaryError, nats.errors.Error):
+                reply = await answer(codec.decode(kind, message.data, message.headers))
+                data, headers = codec.encode(reply, self._client.max_payload)
+                await self._client.publish(message.reply, data, headers=headers)
+
+        async with self._asking():
+            subscription = await self._client.subscribe(subject, cb=handle)
+        try:
+            yield
+        finally:
+            if self._client.is_connected:
+                await subscription.unsubscribe()
+
     async def cut(self) -> None:
         """End all requests in flight: their answers were lost with the connection."""
         for scope in self._in_flight:
@@ -437,6 +488,7 @@ class Bus:
                     yield
                 finally:
                     self._in_flight.discard(scope)
+            process.raise_if_cancelled()
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:

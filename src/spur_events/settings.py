@@ -73,6 +73,23 @@ class Relay(_Group):
     )
 
 
+class Audit(_Group):
+    """The relay's comparison of the database with the bucket."""
+
+    interval_s: float = Field(300.0, gt=0, le=86400, description="Seconds between two audits.")
+
+
+class Resync(_Group):
+    """The comparison of the bucket with a cluster's objects."""
+
+    interval_s: float = Field(300.0, gt=0, le=86400, description="Seconds between two resyncs of a cluster.")
+    prune_grace_s: float = Field(
+        86400.0,
+        ge=0,
+        description="Seconds that the namespace of a deleted account is kept; 0: until the next resync.",
+    )
+
+
 class Kubernetes(_Group):
     """The cluster that this process writes to."""
 
@@ -157,6 +174,8 @@ class Settings(BaseSettings):
     database: Database = Database()
     nats: Nats = Nats()
     relay: Relay = Relay()
+    audit: Audit = Audit()
+    resync: Resync = Resync()
     kubernetes: Kubernetes = Kubernetes()
     apply: Apply = Apply()
     quota: Quota = Quota()

@@ -13,7 +13,10 @@ from spur_events.local.postgres import Postgres
 from spur_events.producers import migrate
 from spur_events.producers.relay import Relay
 from spur_events.schemas import subjects
-from spur_events.schemas.events import ChangeKind
+from spur_events.schemas.accounts import AccountState
+from spur_events.schemas.events import AuditRequest, ChangeKind
+from spur_events.schemas.resync import Checkpoint, Contents
+from spur_events.schemas.status import RelayStatus
 
 
 async def test_a_change_by_plain_sql_reaches_bucket_and_stream(database_url: str, nats_server: Nats) -> None:
@@ -281,7 +284,7 @@ async def test_an_account_with_many_members_is_compressed_and_one_too_large_hold
     database_url: str, nats_server: Nats
 ) -> None:
     config = pipeline.config(database_url, nats_server)
-    async with pipeline.relay(config) as (part, bus):
+    async with pipeline.relay(config) as (_, bus):
         pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('large'), ('toolarge'), ('small')")
         pipeline.execute(
             config,
@@ -301,7 +304,12 @@ async def test_an_account_with_many_members_is_compressed_and_one_too_large_hold
         state = await pipeline.state(bus, "large")
         assert state is not None
         assert len(state.members) == 20000
-        assert "max_payload" in part._refused["toolarge"]
+
+        async def told() -> bool:
+            entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
+            return entry is not None and "max_payload" in entry.value.refused.get("toolarge", "")
+
+        await pipeline.eventually(told, "the relay's status names the account")
 
 
 async def test_a_lost_acknowledgement_does_not_store_the_event_twice(
@@ -325,3 +333,118 @@ async def test_a_lost_acknowledgement_does_not_store_the_event_twice(
     assert lost
     async with jetstream.connect(direct.nats, "test") as bus:
         assert len(await pipeline.changes(bus, "bio")) == 1
+
+
+async def checkpoint(bus: jetstream.Bus) -> Checkpoint | None:
+    entry = await bus.get(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, Checkpoint)
+    return entry.value if entry else None
+
+
+async def contents(bus: jetstream.Bus) -> Contents:
+    entries = await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
+    return Contents(entry.value for entry in entries.values() if isinstance(entry, jetstream.Entry))
+
+
+async def test_the_checkpoint_tells_what_the_bucket_holds(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio'), ('chem'), ('phys')")
+        pipeline.execute(config, "UPDATE accounts SET description = 'x' WHERE name = 'bio'")
+        pipeline.execute(config, "DELETE FROM accounts WHERE name = 'chem'")
+
+        async def agrees() -> bool:
+            said, held = await checkpoint(bus), await contents(bus)
+            return said is not None and said.tombstones == 1 and said.digest == held.digest
+
+        await pipeline.eventually(agrees, "checkpoint and bucket agree")
+        said = await checkpoint(bus)
+        assert said is not None
+        assert (said.database_accounts, said.bucket_accounts) == (2, 2)
+
+
+@pytest.mark.parametrize("harm", ["purge", "delete", "one key"])
+async def test_a_harmed_bucket_is_noticed_and_filled_without_a_change(
+    database_url: str, nats_server: Nats, harm: str
+) -> None:
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio'), ('chem')")
+    async with pipeline.relay(config) as (_, bus):
+        if harm == "purge":
+            await bus._js.purge_stream("KV_spur-accounts")
+        elif harm == "delete":
+            await bus._js.delete_stream("KV_spur-accounts")
+        else:
+            await bus._js.purge_stream("KV_spur-accounts", subject="$KV.spur-accounts.bio")
+
+        async def filled() -> bool:
+            try:
+                return (await contents(bus)).accounts == 2
+            except errors.TemporaryError:
+                return False
+
+        await pipeline.eventually(filled, "both accounts are back")
+
+
+async def test_a_deleted_event_stream_is_made_again(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        await bus._js.delete_stream(subjects.EVENTS_STREAM)
+
+        async def there() -> bool:
+            try:
+                return bool(await bus.check_topology())
+            except errors.TemporaryError:
+                return False
+
+        await pipeline.eventually(there, "the stream is there again")
+
+
+async def test_an_account_that_only_the_bucket_knows_stays_and_is_named(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Design rule 11: absence never deletes. Rows that vanish without a trigger, as a restore does."""
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio'), ('chem')")
+    async with pipeline.relay(config):
+        pass
+    pipeline.execute(
+        config,
+        "ALTER TABLE accounts DISABLE TRIGGER ALL; DELETE FROM accounts WHERE name = 'chem';"
+        "ALTER TABLE accounts ENABLE TRIGGER ALL",
+    )
+    async with pipeline.relay(config) as (_, bus):
+        state = await pipeline.state(bus, "chem")
+        assert state is not None
+        assert state.deletion is None
+        said = await checkpoint(bus)
+        assert said is not None
+        assert said.unexplained == ("chem",)
+        assert (said.database_accounts, said.bucket_accounts) == (1, 2)
+        installation = said.installation
+        request = AuditRequest(installation=installation, forget=("chem", "bio"), requested_by="root")
+        answer = await bus.ask(subjects.AUDIT_REQUEST, request, Checkpoint, 30)
+        assert answer.unexplained == ()
+        forgotten, kept = await pipeline.state(bus, "chem"), await pipeline.state(bus, "bio")
+        assert forgotten is not None
+        assert kept is not None
+        assert forgotten.deletion is not None
+        assert kept.deletion is None
+
+
+async def test_an_audit_on_request_finds_a_change_that_no_trigger_saw(
+    database_url: str, nats_server: Nats
+) -> None:
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+    async with pipeline.relay(config) as (_, bus):
+        pipeline.execute(
+            config,
+            "ALTER TABLE accounts DISABLE TRIGGER ALL; UPDATE accounts SET description = 'unseen';"
+            "ALTER TABLE accounts ENABLE TRIGGER ALL",
+        )
+        said = await checkpoint(bus)
+        assert said is not None
+        await bus.ask(subjects.AUDIT_REQUEST, AuditRequest(installation=said.installation), Checkpoint, 30)
+        state = await pipeline.state(bus, "bio")
+        assert state is not None
+        assert state.description == "unseen"
