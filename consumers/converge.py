@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from spur_events import errors, jetstream, retrying, settings
-from spur_events.consumers import retries, verdicts
+from spur_events.consumers import lease, retries, verdicts
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import errors as kube_errors
 from spur_events.consumers.passes import Findings, carry_out, compare, recall
@@ -69,6 +69,11 @@ class Converger:
         except kube_errors.UnreachableError as error:
             await self._record(work, state, status, last, _outage(error))
             return verdicts.Again(after_s=retrying.backoff_s(work.deliveries, *_OUTAGE_S))
+        except lease.LostError:
+            raise
+        except errors.SpurEventsError as error:
+            # Nothing could be looked at: this account's trouble, and its partition must not wait for it.
+            found = _unread(error)
         await self._record(work, state, status, last, found)
         return verdicts.Done()
 
@@ -194,6 +199,11 @@ def _phase(state: AccountState, found: Findings) -> Phase:
     if state.allocation is not None and state.allocation.problem:
         return Phase.INVALID
     return Phase.APPLIED
+
+
+def _unread(error: errors.SpurEventsError) -> Findings:
+    delay_s = error.retry_after_s if isinstance(error, errors.TemporaryError) else None
+    return Findings(phase=Phase.FAILED, reason="Unreadable", message=str(error), retry_after_s=delay_s)
 
 
 def _outage(error: errors.TemporaryError) -> Findings:
