@@ -4,7 +4,7 @@ Every object that carries the installation's mark is listed, so that what should
 Deliberately not built on plan.diff, which the pipeline itself decides with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from support import pipeline
@@ -77,11 +77,13 @@ async def unpublished(bus: jetstream.Bus, stored: dict[str, AccountState]) -> li
     return problems
 
 
-async def objects(cluster: pipeline.Cluster, installation: str) -> dict[_Key, dict[str, Any]]:
+async def objects(
+    cluster: pipeline.Cluster, installation: str, of_kinds: Iterable[str] = _MANAGED
+) -> dict[_Key, dict[str, Any]]:
     """Return everything in the cluster that carries the installation's mark."""
     selector = marks.selector(installation)
     found: dict[_Key, dict[str, Any]] = {}
-    for kind in _MANAGED:
+    for kind in of_kinds:
         for item in await observe.list_all(cluster.client, kind, selector=selector):
             found[_key(item)] = item
     return found
