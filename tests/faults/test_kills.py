@@ -15,7 +15,7 @@ from spur_events.local.nats import Nats
 from spur_events.local.postgres import Postgres
 from spur_events.producers import migrate
 from spur_events.schemas import subjects
-from spur_events.schemas.accounts import Revision
+from spur_events.schemas.accounts import AccountState, Revision
 
 #: Stands in each test's name. It repeats the changes; the moments of the kills vary with the machine all the same.
 SEED = int(os.environ.get("SPUR_EVENTS_TEST_SEED", "20260804"))
@@ -46,12 +46,13 @@ async def under_load(
     unique: str,
     count: int,
     strike: Callable[[random.Random], Awaitable[None]],
+    pause_s: float = 0.04,
 ) -> int:
     """Make `count` changes from two writers and strike at random moments while they go on; return how often."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     writers = [
         asyncio.create_task(
-            asyncio.to_thread(changes.make, given, f"{seed}.{number}", unique, count // 2, 0.02)
+            asyncio.to_thread(changes.make, given, f"{seed}.{number}", unique, count // 2, pause_s)
         )
         for number in range(2)
     ]
@@ -121,7 +122,7 @@ async def test_the_services_are_killed_during_200_changes(
             service.kill()
             service.start()
 
-        assert await under_load(given, seed, unique, 200, strike) > 1
+        assert await under_load(given, seed, unique, 200, strike, 0.08) > 2
         async with jetstream.connect(given.nats, "test") as bus, pipeline.cluster(given) as cluster:
             await compare.whole(bus, given, cluster, hint=f"seed {seed}")
 
@@ -177,7 +178,7 @@ async def test_a_worker_that_sleeps_past_its_ack_wait_brings_no_account_back(
                     finally:
                         sleeper.resume()
                     await asyncio.to_thread(changes.make, given, f"{seed}.{number}.awake", unique, 20)
-                    await compare.whole(bus, given, cluster, hint=f"seed {seed}, awake again")
+                    await compare.whole(bus, given, cluster, hint=f"seed {seed}, awake again", healing_s=20)
             assert steady.running
             assert sleeper.running
     assert not went_back
@@ -227,6 +228,46 @@ async def test_a_relay_that_is_killed_between_put_and_commit_publishes_everythin
     for event, _ in found:
         assert event.revision >= newest.get(event.name, event.revision), f"{event.name} went back"
         newest[event.name] = event.revision
+
+
+async def test_a_batch_whose_relay_died_before_the_commit_is_published_again_as_a_newer_revision(
+    database_url: str, nats_server: Nats, tmp_path: Path
+) -> None:
+    """The one moment that matters, held open by a lock."""
+    given = pipeline.config(database_url, nats_server)
+    async with jetstream.connect(given.nats, "test") as bus:
+        with processes.Service("relay", given, tmp_path / "relay.log") as relay:
+            pipeline.execute(given, "INSERT INTO accounts (name, grp_tres) VALUES ('bio', 'cpu=4')")
+            first = await pipeline.eventually(lambda: _limit(bus, 4), "bio is published")
+            await pipeline.published(given)
+            with postgres.connect(given.database) as writer:
+                with writer.transaction():
+                    writer.execute("SELECT FROM spur_events.allocations WHERE account = 'bio' FOR UPDATE")
+                    pipeline.execute(given, "UPDATE accounts SET grp_tres = 'cpu=5' WHERE name = 'bio'")
+                    second = await pipeline.eventually(lambda: _limit(bus, 5), "the new state is put")
+                    await pipeline.eventually(lambda: _events(bus, 2), "its event is published")
+                    relay.kill()
+                assert writer.execute("SELECT count(*) AS n FROM spur_events.outbox").fetchone() == {"n": 1}
+            relay.start()
+            await pipeline.published(given)
+            third = await _limit(bus, 5)
+            assert third is not None
+            assert first.revision < second.revision < third.revision
+            found = await pipeline.changes(bus, "bio")
+            assert [event.revision for event, _ in found] == [first.revision, second.revision, third.revision]
+            assert found[1][1] == found[2][1]
+
+
+async def _limit(bus: jetstream.Bus, cpus: int) -> AccountState | None:
+    with contextlib.suppress(errors.TemporaryError):  # until the relay has made the bucket
+        state = await pipeline.state(bus, "bio")
+        if state is not None and state.allocation is not None and state.allocation.limits == {"cpu": cpus}:
+            return state
+    return None
+
+
+async def _events(bus: jetstream.Bus, count: int) -> bool:
+    return len(await pipeline.changes(bus, "bio")) == count
 
 
 async def _published_more(bus: jetstream.Bus) -> None:
