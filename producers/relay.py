@@ -80,6 +80,7 @@ class Relay:
             heartbeat = asyncio.create_task(self._beat(owner.id, owner.epoch))
             try:
                 while not heartbeat.done():
+                    process.raise_if_cancelled()
                     if await outbox.waiting(connection):
                         await self._drain_or_yield(connection)
                     else:

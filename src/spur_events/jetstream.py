@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 
-from spur_events import errors
+from spur_events import errors, process
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -437,6 +437,7 @@ class Bus:
                     yield
                 finally:
                     self._in_flight.discard(scope)
+            process.raise_if_cancelled()
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:

@@ -21,6 +21,17 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
+def raise_if_cancelled() -> None:
+    """End the current task if it was asked to end and somebody swallowed that.
+
+    Until Python 3.12 `asyncio.wait_for`, which the drivers use, loses a cancellation that comes at the same
+    moment as the result. Loops that are to end by cancellation call this once a round.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def until_signal(work: Awaitable[object]) -> None:
     """Run `work` until it ends by itself or SIGTERM or SIGINT asks it to; then cancel it and wait for it."""
     task = asyncio.ensure_future(work)
