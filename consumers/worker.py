@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from spur_events import errors, jetstream, process, retrying, settings
-from spur_events.consumers import lease, verdicts
+from spur_events.consumers import lease, retries, verdicts
 from spur_events.schemas import codec, subjects
-from spur_events.schemas.events import AccountChanged, Recheck
+from spur_events.schemas.events import AccountChanged, Recheck, RecheckReason
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +125,32 @@ class Worker:
             await self._answer(message, verdict)
         except lease.LostError:
             log.warning("lease lost: another worker has the event", extra={"subject": message.subject})
+            await self._look_again(message)
         except errors.TemporaryError as error:
             # Nothing could be answered: the server hands the event out again after its ack wait.
             log.warning("event not answered", extra={"subject": message.subject, "error": str(error)})
         finally:
             keeper.cancel()
+
+    async def _look_again(self, message: jetstream.Message) -> None:
+        """Ask for another look at an account that this worker wrote to for too long.
+
+        A process that is frozen right after the lease was checked sends that write when it wakes, whatever
+        another worker has written meanwhile, and only the namespace records a revision. Nobody else knows.
+        """
+        slug = subjects.slug_of(message.subject)
+
+        async def ask() -> None:
+            await retries.recheck(
+                self._bus,
+                cluster=self._cluster,
+                installation=self._installation,
+                slug=slug,
+                reason=RecheckReason.RESYNC,
+                message_id=f"lost.{self._cluster}.{slug}.{message.sequence}.{message.deliveries}",
+            )
+
+        await retrying.forever("recheck after a lost lease", ask)
 
     async def _judge(self, message: jetstream.Message, held: lease.Lease) -> verdicts.Verdict:
         kind = message.headers.get(codec.TYPE_HEADER, "")

@@ -5,6 +5,7 @@ From `SPUR_EVENTS_<GROUP>_<NAME>` in the environment, then from the TOML file th
 """
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Literal
 
@@ -213,5 +214,9 @@ def load() -> Settings:
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise errors.MisconfiguredError("; ".join(lines)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise errors.MisconfiguredError(
+            f"settings file {named or DEFAULT_CONFIG} cannot be read: {error}; it must be TOML, each group a table"
+        ) from error
     except ValueError as error:
         raise errors.MisconfiguredError(f"settings cannot be read: {error}") from error

@@ -4,7 +4,10 @@ Every object that carries the installation's mark is listed, so that what should
 Deliberately not built on plan.diff, which the pipeline itself decides with.
 """
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from support import pipeline
@@ -28,11 +31,19 @@ async def whole(
     cluster: pipeline.Cluster,
     *,
     hint: str = "",
-    patience_s: float = 180.0,
+    patience_s: float = 120.0,
+    healing_s: float = 0.0,
 ) -> dict[str, AccountState]:
-    """Wait until everything is published and settled, then assert that all three agree; return the states."""
+    """Wait until everything is published and settled, then assert that all three agree; return the states.
+
+    `healing_s`: how long a difference may last that a late write of a frozen process has made.
+    """
+    until_s = time.monotonic() + healing_s
     stored = await _settled(bus, given, patience_s, hint)
     found = await differences(bus, given, cluster, stored)
+    while found and time.monotonic() < until_s:
+        await asyncio.sleep(0.1)
+        found = await differences(bus, given, cluster, stored)
     assert not found, f"{hint} {len(found)} differences:\n" + "\n".join(found[:40])
     return stored
 
@@ -77,11 +88,13 @@ async def unpublished(bus: jetstream.Bus, stored: dict[str, AccountState]) -> li
     return problems
 
 
-async def objects(cluster: pipeline.Cluster, installation: str) -> dict[_Key, dict[str, Any]]:
+async def objects(
+    cluster: pipeline.Cluster, installation: str, of_kinds: Iterable[str] = _MANAGED
+) -> dict[_Key, dict[str, Any]]:
     """Return everything in the cluster that carries the installation's mark."""
     selector = marks.selector(installation)
     found: dict[_Key, dict[str, Any]] = {}
-    for kind in _MANAGED:
+    for kind in of_kinds:
         for item in await observe.list_all(cluster.client, kind, selector=selector):
             found[_key(item)] = item
     return found
@@ -129,6 +142,11 @@ async def _settled(
         return await pipeline.eventually(check, f"all accounts are settled {hint}", patience_s)
     except AssertionError as error:
         error.add_note(f"not settled: {dict(list(open_accounts.items())[:20])}")
+        with contextlib.suppress(errors.TemporaryError):
+            for number in sorted({subjects.partition(names.slug(n), bus.partitions) for n in open_accounts}):
+                consumer = subjects.durable(given.kubernetes.cluster, number)
+                info = await bus._js.consumer_info(subjects.EVENTS_STREAM, consumer)
+                error.add_note(f"{consumer}: {info}")
         raise
 
 

@@ -1,0 +1,47 @@
+"""Cancellation ends what is to be ended, also where a driver swallowed it."""
+
+import asyncio
+
+import pytest
+
+from spur_events import process
+
+
+async def test_a_swallowed_cancellation_ends_the_task_at_the_next_check() -> None:
+    swallowed = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.set()  # as asyncio.wait_for does when the result comes at the same moment
+        process.raise_if_cancelled()
+        pytest.fail("the task went on")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert swallowed.is_set()
+
+
+async def test_a_task_that_nobody_cancelled_goes_on() -> None:
+    process.raise_if_cancelled()
+
+
+async def test_the_first_failure_ends_the_other_parts_and_is_raised_as_it_is() -> None:
+    ended = asyncio.Event()
+
+    async def fails() -> None:
+        raise LookupError("x")
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(LookupError):
+        await process.together(waits(), fails())
+    assert ended.is_set()
