@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -427,6 +427,12 @@ class Bus:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         """Wait for answers; driver errors leave in our tree, and a lost connection ends the wait at once."""
+        with _cancellable():
+            async with self._waiting():
+                yield
+
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[None]:
         where = f"NATS at {self._settings.url}"
         if not self._client.is_connected:
             raise errors.UnreachableError(f"{where} is not connected; check that the server runs")
@@ -441,11 +447,11 @@ class Bus:
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:
-            raise MissingError(f"{where}: {error.description or 'not found'}") from error
+            raise MissingError(f"{where}: {_said(error)}") from error
         except nats.js.errors.APIError as error:
             if error.err_code in _WRONG_LAST_SEQUENCE:
                 raise StaleError(f"{where}: {error.description}") from error
-            raise errors.TemporaryError(f"{where}: {error.description} (code {error.err_code})") from error
+            raise errors.TemporaryError(f"{where}: {_said(error)}") from error
         except nats.errors.NoRespondersError as error:
             raise MissingError(f"{where}: nobody answers; is JetStream enabled?") from error
         except nats.errors.TimeoutError as error:
@@ -459,6 +465,28 @@ class Bus:
 
 
 _STREAM_NOT_FOUND = 10059
+
+
+@contextlib.contextmanager
+def _cancellable() -> Iterator[None]:
+    """Raise a cancellation that the driver swallowed.
+
+    In Python 3.11 `asyncio.wait_for`, which the driver waits with, returns the answer and drops the
+    cancellation where both come at once (https://github.com/python/cpython/issues/86296): a part that was told
+    to end would go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+def _said(error: nats.js.errors.APIError) -> str:
+    """Return what the server said; a status message, as to a pull, has only a code."""
+    return error.description or f"status {error.code}, for example a consumer or stream that was deleted"
 
 
 class Message:
