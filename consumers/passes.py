@@ -189,8 +189,8 @@ def _refusal(live: marks.Manifest, state: AccountState, status: AccountStatus | 
         return Findings(
             phase=Phase.CONFLICT,
             reason="ForeignNamespace",
-            message=f"namespace {name} exists and is not this installation's; it is left alone."
-            " Remove or rename it, or take it over with 'spur-events adopt'",
+            message=f"namespace {name} exists and is not this installation's; it is left alone"
+            " until somebody removes it",
         )
     text = (live["metadata"].get("annotations") or {}).get(marks.REVISION, "")
     recorded = Revision.parse(text)
@@ -199,7 +199,7 @@ def _refusal(live: marks.Manifest, state: AccountState, status: AccountStatus | 
             phase=Phase.FAILED,
             reason="BucketBehind",
             message=f"namespace {name} records revision {recorded}, the bucket has {state.revision}, which is older:"
-            " nothing older is ever applied; the relay's audit brings the bucket up to date",
+            " nothing older is ever applied; a relay that starts brings the bucket up to date",
         )
     return None
 

@@ -277,6 +277,8 @@ class Relay:
             )
             try:
                 await self._bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, status)
+            except jetstream.MissingError:
+                raise  # the bucket is gone: leading anew makes it
             except errors.TemporaryError as error:
                 log.warning("heartbeat not written", extra={"error": str(error)})
             await asyncio.sleep(self._config.relay.heartbeat_s)
