@@ -80,11 +80,11 @@ class Relay:
             heartbeat = asyncio.create_task(self._beat(owner.id, owner.epoch))
             try:
                 while not heartbeat.done():
-                    process.raise_if_cancelled()
-                    if await outbox.waiting(connection):
-                        await self._drain_or_yield(connection)
-                    else:
-                        await self._sleep()
+                    with process.cancellable():
+                        if await outbox.waiting(connection):
+                            await self._drain_or_yield(connection)
+                        else:
+                            await self._sleep()
                 heartbeat.result()
             finally:
                 self.leading.clear()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -427,7 +427,7 @@ class Bus:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         """Wait for answers; driver errors leave in our tree, and a lost connection ends the wait at once."""
-        with _cancellable():
+        with process.cancellable():
             async with self._waiting():
                 yield
 
@@ -443,7 +443,6 @@ class Bus:
                     yield
                 finally:
                     self._in_flight.discard(scope)
-            process.raise_if_cancelled()
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:
@@ -465,23 +464,6 @@ class Bus:
 
 
 _STREAM_NOT_FOUND = 10059
-
-
-@contextlib.contextmanager
-def _cancellable() -> Iterator[None]:
-    """Raise a cancellation that the driver swallowed.
-
-    In Python 3.11 `asyncio.wait_for`, which the driver waits with, returns the answer and drops the
-    cancellation where both come at once (https://github.com/python/cpython/issues/86296): a part that was told
-    to end would go on for ever.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        yield
-    finally:
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError
 
 
 def _said(error: nats.js.errors.APIError) -> str:
