@@ -33,6 +33,7 @@ class Lease:
         self._margin_s = min(request_timeout_s, ack_wait_s / 2)
         self._until_s = asked_at_s + ack_wait_s
         self._clock = clock
+        self._ended = False
 
     def check(self) -> None:
         """Return if a write may be sent now.
@@ -40,15 +41,23 @@ class Lease:
         Raises:
             LostError: if the lease is over.
         """
-        if self._clock() >= self._until_s - self._margin_s:
+        if self._ended or self._clock() >= self._until_s - self._margin_s:
             raise LostError("the event was held longer than its ack wait; another worker may have it")
 
+    def end(self) -> None:
+        """Give the lease up: nothing may be written any more, and `keep` returns.
+
+        Cancelling `keep` alone would not do: a renewal that swallowed the cancellation would hold the event,
+        and its partition with it, for as long as this process lives.
+        """
+        self._ended = True
+
     async def keep(self) -> None:
-        """Renew until cancelled. A renewal counts only when the server confirmed it."""
+        """Renew until the lease ends or this is cancelled. A renewal counts only when the server confirmed it."""
         while True:
             await asyncio.sleep(self._ack_wait_s / 4)
             asked_at_s = self._clock()
-            if asked_at_s >= self._until_s:
+            if self._ended or asked_at_s >= self._until_s:
                 return
             try:
                 await self._message.working(self._ack_wait_s / 4)

@@ -124,12 +124,14 @@ class Worker:
             verdict = await self._judge(message, held)
             await self._answer(message, verdict)
         except lease.LostError:
+            held.end()
             log.warning("lease lost: another worker has the event", extra={"subject": message.subject})
             await self._look_again(message)
         except errors.TemporaryError as error:
             # Nothing could be answered: the server hands the event out again after its ack wait.
             log.warning("event not answered", extra={"subject": message.subject, "error": str(error)})
         finally:
+            held.end()
             keeper.cancel()
 
     async def _look_again(self, message: jetstream.Message) -> None:

@@ -121,8 +121,8 @@ class _Lead:
         heartbeat = asyncio.create_task(self._beat())
         try:
             while not heartbeat.done():
-                process.raise_if_cancelled()
-                await self._round()
+                with process.cancellable():
+                    await self._round()
             heartbeat.result()
         finally:
             leading.clear()
@@ -208,7 +208,7 @@ class _Lead:
         self._probe_due_s = time.monotonic() + self._config.relay.heartbeat_s
         if not self._bus.connected:
             return
-        await self._bus.check_topology()
+        await self._bus.ensure_topology(self._owner.id)
         if not await self._publisher.is_as_left():
             log.warning("bucket is not as the relay left it: auditing")
             await self._audit()
@@ -226,6 +226,8 @@ class _Lead:
             )
             try:
                 await self._bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, status)
+            except jetstream.MissingError:
+                raise  # the bucket is gone: leading anew makes it
             except errors.TemporaryError as error:
                 log.warning("heartbeat not written", extra={"error": str(error)})
             await asyncio.sleep(self._config.relay.heartbeat_s)

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if os.environ.get(DEBUG_VARIABLE) == "1":
+        if os.environ.get(DEBUG_VARIABLE):
             raise
         return _failed(
             f"unexpected {type(error).__name__}: {error}; {DEBUG_VARIABLE}=1 shows where, please report it", 1

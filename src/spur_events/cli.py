@@ -29,10 +29,10 @@ app.add_typer(database, name="db")
 
 StateDir = Annotated[
     Path | None,
+    # Not typer's envvar: a server that the environment names goes before SPUR_EVENTS_STATE_DIR (supervisor.use).
     typer.Option(
         "--state-dir",
-        envvar="SPUR_EVENTS_STATE_DIR",
-        help="Folder of a development installation; several can run side by side.",
+        help="Folder of a development installation (or SPUR_EVENTS_STATE_DIR); several can run side by side.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]

@@ -478,6 +478,12 @@ class Bus:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
         """Wait for answers; driver errors leave in our tree, and a lost connection ends the wait at once."""
+        with process.cancellable():
+            async with self._waiting():
+                yield
+
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[None]:
         where = f"NATS at {self._settings.url}"
         if not self._client.is_connected:
             raise errors.UnreachableError(f"{where} is not connected; check that the server runs")
@@ -488,15 +494,14 @@ class Bus:
                     yield
                 finally:
                     self._in_flight.discard(scope)
-            process.raise_if_cancelled()
         except nats.js.errors.NoStreamResponseError as error:
             raise MissingError(f"{where}: no stream listens there; is the relay running?") from error
         except nats.js.errors.NotFoundError as error:
-            raise MissingError(f"{where}: {error.description or 'not found'}") from error
+            raise MissingError(f"{where}: {_said(error)}") from error
         except nats.js.errors.APIError as error:
             if error.err_code in _WRONG_LAST_SEQUENCE:
                 raise StaleError(f"{where}: {error.description}") from error
-            raise errors.TemporaryError(f"{where}: {error.description} (code {error.err_code})") from error
+            raise errors.TemporaryError(f"{where}: {_said(error)}") from error
         except nats.errors.NoRespondersError as error:
             raise MissingError(f"{where}: nobody answers; is JetStream enabled?") from error
         except nats.errors.TimeoutError as error:
@@ -510,6 +515,11 @@ class Bus:
 
 
 _STREAM_NOT_FOUND = 10059
+
+
+def _said(error: nats.js.errors.APIError) -> str:
+    """Return what the server said; a status message, as to a pull, has only a code."""
+    return error.description or f"status {error.code}, for example a consumer or stream that was deleted"
 
 
 class Message:

@@ -97,10 +97,14 @@ def translated(settings: Database) -> Iterator[None]:
         yield
     except (pg_errors.SerializationFailure, pg_errors.DeadlockDetected, pg_errors.LockNotAvailable) as error:
         raise ConflictError(f"transaction met another one: {_first_line(error)}") from error
-    except (pg_errors.InsufficientPrivilege, pg_errors.UndefinedTable, pg_errors.InvalidSchemaName) as error:
+    except pg_errors.InsufficientPrivilege as error:
         raise errors.MisconfiguredError(
             f"database at {address(settings)}: {_first_line(error)};"
-            " run 'spur-events db migrate' or check the role's rights"
+            " the role lacks a right: docs/operations.md lists what each command needs"
+        ) from error
+    except (pg_errors.UndefinedTable, pg_errors.InvalidSchemaName) as error:
+        raise errors.MisconfiguredError(
+            f"database at {address(settings)}: {_first_line(error)}; run 'spur-events db migrate'"
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError) as error:
         raise errors.UnreachableError(

@@ -1,8 +1,9 @@
 """Long-running parts together in one process: the first failure ends all, a signal ends them in order."""
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any
 
 
@@ -21,15 +22,21 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def raise_if_cancelled() -> None:
-    """End the current task if it was asked to end and somebody swallowed that.
+@contextlib.contextmanager
+def cancellable() -> Iterator[None]:
+    """Raise a cancellation that came during the block and that a driver swallowed.
 
-    Until Python 3.12 `asyncio.wait_for`, which the drivers use, loses a cancellation that comes at the same
-    moment as the result. Loops that are to end by cancellation call this once a round.
+    In Python 3.11 `asyncio.wait_for`, which the drivers wait with, returns the answer and drops the
+    cancellation where both come at once (https://github.com/python/cpython/issues/86296): a part that was told
+    to end would go on for ever.
     """
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    before = task.cancelling() if task else 0
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def until_signal(work: Awaitable[object]) -> None:

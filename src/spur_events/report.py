@@ -11,7 +11,7 @@ import rich.console
 import rich.markup
 import rich.table
 
-from spur_events import jetstream, settings
+from spur_events import errors, jetstream, settings
 from spur_events.schemas import subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AccountChanged
@@ -25,14 +25,21 @@ _WATCH_S = 0.5
 async def status(config: settings.Settings, only: set[str], *, watch: bool, as_json: bool) -> None:
     """Print the accounts of every cluster; with `watch`, again whenever a record changes."""
     async with jetstream.connect(config.nats, "spur-events status") as bus:
+        shown = None
         while True:
-            seen = await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}")
             found = await _collect(bus, only)
-            _print_json(found) if as_json else _print_status(found)
+            # The heartbeat's age changes all the time and is no news.
+            news = (found["relay"]["state"], found["accounts"])
+            if news != shown:
+                _print_json(found) if as_json else _print_status(found)
+                shown = news
             if not watch:
-                return
-            while seen == await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}"):
-                await asyncio.sleep(_WATCH_S)
+                break
+            await asyncio.sleep(_WATCH_S)
+    if unknown := only - {row.get("account") for row in found["accounts"]}:
+        raise errors.PermanentError(
+            f"no account {', '.join(sorted(unknown))} on the bus; 'spur-events status' without names shows all"
+        )
 
 
 async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
@@ -63,7 +70,7 @@ async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
             )
     if only:
         accounts = [row for row in accounts if row.get("account") in only]
-    return {"relay": await _relay(bus), "accounts": accounts}
+    return {"relay": await _relay(bus), "accounts": accounts, "filtered": bool(only)}
 
 
 def _row(status: AccountStatus, newest: Any) -> dict[str, Any]:
@@ -118,7 +125,7 @@ def _print_status(found: dict[str, Any]) -> None:
     console.print(f"relay: {relay['state']}{age}{' - ' + relay['message'] if 'message' in relay else ''}")
     for slug, why in relay.get("refused", {}).items():
         console.print(f"refused: {slug}: {why}", markup=False)
-    if not found["accounts"]:
+    if not found["accounts"] and not found["filtered"]:
         console.print("no accounts yet: add one with 'sacctmgr -i add account name=physics grptres=cpu=64'")
         return
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)

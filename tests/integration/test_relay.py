@@ -385,14 +385,15 @@ async def test_a_harmed_bucket_is_noticed_and_filled_without_a_change(
         await pipeline.eventually(filled, "both accounts are back")
 
 
-async def test_a_deleted_event_stream_is_made_again(database_url: str, nats_server: Nats) -> None:
+@pytest.mark.parametrize("stream", [subjects.EVENTS_STREAM, subjects.PARKED_STREAM, "KV_spur-status"])
+async def test_a_deleted_stream_is_made_again(database_url: str, nats_server: Nats, stream: str) -> None:
     config = pipeline.config(database_url, nats_server)
     async with pipeline.relay(config) as (_, bus):
-        await bus._js.delete_stream(subjects.EVENTS_STREAM)
+        await bus._js.delete_stream(stream)
 
         async def there() -> bool:
             try:
-                return bool(await bus.check_topology())
+                return bool(await bus.extent(stream))
             except errors.TemporaryError:
                 return False
 

@@ -105,3 +105,16 @@ async def test_an_expired_lease_is_not_renewed() -> None:
     assert message.renewals == 0
     with pytest.raises(lease.LostError):
         held.check()
+
+
+async def test_a_lease_that_was_given_up_is_neither_renewed_nor_good_for_writing() -> None:
+    """Even where the renewal in flight swallowed its cancellation, as Python 3.11's `wait_for` can."""
+    clock = Clock()
+    message = Message(clock)
+    held = made(clock, message, ack_wait_s=0.04, timeout_s=0.01)
+    held.end()
+    async with asyncio.timeout(30):
+        await held.keep()
+    assert message.renewals == 0
+    with pytest.raises(lease.LostError):
+        held.check()

@@ -11,11 +11,11 @@ async def test_a_swallowed_cancellation_ends_the_task_at_the_next_check() -> Non
     swallowed = asyncio.Event()
 
     async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            swallowed.set()  # as asyncio.wait_for does when the result comes at the same moment
-        process.raise_if_cancelled()
+        with process.cancellable():
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed.set()  # as asyncio.wait_for does when the result comes at the same moment
         pytest.fail("the task went on")
 
     task = asyncio.create_task(work())
@@ -27,7 +27,8 @@ async def test_a_swallowed_cancellation_ends_the_task_at_the_next_check() -> Non
 
 
 async def test_a_task_that_nobody_cancelled_goes_on() -> None:
-    process.raise_if_cancelled()
+    with process.cancellable():
+        await asyncio.sleep(0)
 
 
 async def test_the_first_failure_ends_the_other_parts_and_is_raised_as_it_is() -> None:

@@ -95,15 +95,14 @@ def use(state_dir: Path | None = None) -> None:
     nothing runs in the default folder: the settings then come from elsewhere.
 
     Raises:
-        MisconfiguredError: if `state_dir` is given and nothing runs there.
+        MisconfiguredError: if a folder is given, here or by SPUR_EVENTS_STATE_DIR, and nothing runs there.
     """
-    if state_dir is None:
-        if "SPUR_EVENTS_NATS_URL" in os.environ or "SPUR_EVENTS_CONFIG" in os.environ:
-            return
-        variables = states.State(states.folder_of(None)).variables()
+    if state_dir is None and ("SPUR_EVENTS_NATS_URL" in os.environ or "SPUR_EVENTS_CONFIG" in os.environ):
+        return
+    if state_dir is not None or states.VARIABLE in os.environ:
+        os.environ.update(environment(state_dir))
     else:
-        variables = environment(state_dir)
-    os.environ.update(variables or {})
+        os.environ.update(states.State(states.folder_of(None)).variables() or {})
 
 
 def down(state_dir: Path | None = None) -> list[str]:
