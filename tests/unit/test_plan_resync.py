@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import simulated
 
-from spur_events.consumers.plan import desired, diff, marks, namespace, observed, resync, steps
+from spur_events.consumers.plan import desired, diff, marks, namespace, observed, pruning, resync, steps
 from spur_events.schemas import names
 from spur_events.schemas.accounts import AccountState, Allocation, Deletion, Member, Revision
 from spur_events.schemas.resync import WORK, Action, Item
@@ -390,15 +390,19 @@ HIDING = {"marks of an account"}
 @given(
     before=states_at(5),
     wanted=states_at(7),
+    done=st.sets(st.sampled_from(ACCOUNTS)),
     edits=st.lists(st.tuples(st.sampled_from(sorted(EDITS)), st.sampled_from(ACCOUNTS)), max_size=6),
     known=st.booleans(),
 )
 def test_a_plan_that_is_carried_out_leaves_nothing_to_do(
     before: dict[str, AccountState],
     wanted: dict[str, AccountState],
+    done: set[str],
     edits: list[tuple[str, str]],
     known: bool,
 ) -> None:
+    """`done` are the accounts that the cluster has followed already."""
+    before |= {slug: one for slug, one in wanted.items() if one.name in done}
     cluster = holding(*before.values())
     statuses = {slug: remembered(cluster, one) for slug, one in before.items()} if known else {}
     for name, account in edits:
@@ -409,15 +413,27 @@ def test_a_plan_that_is_carried_out_leaves_nothing_to_do(
     start = copy.deepcopy(cluster.objects)
     plan = planned(cluster, *wanted.values(), statuses=statuses)
     check_plan(plan, wanted, start)
-    for item in plan.items:
-        if item.action in WORK:
-            cluster.handle(item, wanted, statuses, now=NOW, grace_s=GRACE_S)
+    carry_out(cluster, plan, wanted, statuses)
     again = planned(cluster, *wanted.values(), statuses=statuses)
     # A tombstone that was closed may be due at once: that is the next resync's work, and the last.
     left = [item for item in again.items if item.action in WORK]
     closed = {item.slug for item in plan.items if item.action is Action.CLOSE}
     assert all(item.action is Action.PRUNE and item.slug in closed for item in left)
     check_cluster(cluster, wanted, again, start)
+    carry_out(cluster, again, wanted, statuses)
+    last = planned(cluster, *wanted.values(), statuses=statuses)
+    assert not [item for item in last.items if item.action in WORK]
+
+
+def carry_out(
+    cluster: simulated.Cluster,
+    plan: resync.Plan,
+    wanted: dict[str, AccountState],
+    statuses: dict[str, AccountStatus],
+) -> None:
+    for item in plan.items:
+        if item.action in WORK:
+            cluster.handle(item, wanted, statuses, now=NOW, grace_s=GRACE_S)
 
 
 def check_plan(
@@ -494,3 +510,42 @@ def check_account(cluster: simulated.Cluster, one: AccountState, *, paused: bool
     if one.deletion is not None:
         assert binding is None
         assert cluster.get("Role", place, marks.ROLE_NAME) is None
+
+
+# --- what speaks against a deletion ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "edits", "said"),
+    [
+        ({}, {}, ""),
+        ({"planned_uid": "uid-0"}, {}, "another namespace"),
+        ({"planned_incarnation": "i0"}, {}, "earlier account"),
+        ({"now": LONG_AGO + timedelta(seconds=GRACE_S - 1)}, {}, "grace"),
+        ({"state": state()}, {}, "the account exists"),
+        ({"state": state(deleted=LONG_AGO, incarnation="i2")}, {}, "earlier account"),
+        ({}, {marks.ORPHANED_AT: "soon"}, "since when"),
+        ({}, {marks.INCARNATION: "i0"}, "earlier account"),
+        ({}, {marks.RETAIN: "true"}, marks.RETAIN),
+        ({}, {marks.RECONCILE: "paused"}, marks.RECONCILE),
+        ({}, {"label": "x"}, "marks"),
+    ],
+)
+def test_objections(options: dict[str, Any], edits: dict[str, str], said: str) -> None:
+    cluster = holding(state(deleted=LONG_AGO))
+    found = cluster.objects["Namespace", "", NS]
+    for key, text in edits.items():
+        mark(cluster, "labels" if key == "label" else "annotations", key, text)
+        if key == "label":
+            mark(cluster, "labels", marks.INSTALLATION, None)
+    given: dict[str, Any] = {
+        "state": state(deleted=LONG_AGO),
+        "planned_uid": found["metadata"]["uid"],
+        "planned_incarnation": "i1",
+        "now": NOW,
+        "grace_s": GRACE_S,
+    }
+    given |= options
+    why = pruning.objection(given.pop("state"), found, **given)
+    assert said in why
+    assert bool(why) == bool(said)
