@@ -70,9 +70,9 @@ def _slug(status: AccountStatus) -> str:
 
 async def recheck(
     bus: jetstream.Bus, *, cluster: str, installation: str, slug: str, reason: RecheckReason, message_id: str
-) -> None:
-    """Ask the one writer of an account to look at it again."""
-    await bus.publish(
+) -> int:
+    """Ask the one writer of an account to look at it again; returns the event's sequence."""
+    return await bus.publish(
         subjects.recheck(cluster, slug, bus.partitions),
         Recheck(installation=installation, slug=slug, reason=reason),
         message_id=message_id,

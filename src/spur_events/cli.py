@@ -43,6 +43,7 @@ class Part(StrEnum):
 
     RELAY = "relay"
     APPLY = "apply"
+    RESYNC = "resync"
     ALL = "all"
 
 
@@ -73,6 +74,7 @@ def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them t
     parts: dict[Part, Callable[[settings.Settings], Coroutine[Any, Any, None]]] = {
         Part.RELAY: services.relay,
         Part.APPLY: services.apply,
+        Part.RESYNC: services.resync,
         Part.ALL: services.everything,
     }
     _run(process.until_signal(parts[part](config)))
@@ -107,6 +109,47 @@ def status(
             report.status(settings.load(), set(accounts or ()), watch=watch, as_json=as_json)
         )
     )
+
+
+@app.command()
+def resync(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deletions.")] = False,
+    prune_unexplained: Annotated[
+        bool,
+        typer.Option(
+            "--prune-unexplained",
+            help="Also remove what no account and no recorded deletion explains.",
+        ),
+    ] = False,
+    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Bring a cluster back to what the database says; shows the plan and asks before it deletes.
+
+    Exit code 1 if an account could not be written, 3 if a safety rule stopped deletions, 4 if nothing answered.
+    """
+    from spur_events import resync_command  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    wish = resync_command.Wish(dry_run=dry_run, yes=yes, prune_unexplained=prune_unexplained, as_json=as_json)
+    sys.exit(_run(resync_command.resync(settings.load(), wish, cluster)))
+
+
+@app.command()
+def adopt(
+    account: Annotated[str, typer.Argument(help="The account, by its name in the database.")],
+    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Take over a namespace of the account's name that exists already, for example one of spur itself."""
+    from spur_events import resync_command  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    typer.echo(_run(resync_command.adopt(settings.load(), account, cluster)))
 
 
 @app.command()

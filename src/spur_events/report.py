@@ -15,7 +15,8 @@ from spur_events import errors, jetstream, settings
 from spur_events.schemas import subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AccountChanged
-from spur_events.schemas.status import AccountStatus, RelayStatus
+from spur_events.schemas.resync import WORK, ResyncReport
+from spur_events.schemas.status import AccountStatus, Phase, RelayStatus
 
 #: A relay whose heartbeat is older than this is not trusted (design rule 18).
 RELAY_STALE_S = 60.0
@@ -48,12 +49,14 @@ async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
     accounts: list[dict[str, Any]] = []
     reported = set()
     for key, entry in sorted(statuses.items()):
-        if key == subjects.RELAY_KEY:
+        if not subjects.is_account_status(key):
             continue
         if isinstance(entry, jetstream.Damaged):
             accounts.append({"key": key, "phase": "Unreadable", "message": entry.problem})
             continue
         reported.add(entry.value.slug)
+        if entry.value.phase is Phase.PRUNED and not only:
+            continue  # nothing is left of it
         state = states.get(entry.value.slug)
         newest = state.value.revision if isinstance(state, jetstream.Entry) else entry.value.wanted
         accounts.append(_row(entry.value, newest))
@@ -70,7 +73,12 @@ async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
             )
     if only:
         accounts = [row for row in accounts if row.get("account") in only]
-    return {"relay": await _relay(bus), "accounts": accounts, "filtered": bool(only)}
+    return {
+        "relay": await _relay(bus),
+        "resyncs": await _resyncs(bus),
+        "accounts": accounts,
+        "filtered": bool(only),
+    }
 
 
 def _row(status: AccountStatus, newest: Any) -> dict[str, Any]:
@@ -89,6 +97,26 @@ def _row(status: AccountStatus, newest: Any) -> dict[str, Any]:
         "over_quota": list(status.over_quota),
         "retry_at": status.retry_at.isoformat(timespec="seconds") if status.retry_at else None,
     }
+
+
+async def _resyncs(bus: jetstream.Bus) -> list[dict[str, Any]]:
+    """Return the last resync of each cluster."""
+    reports = await bus.read_all(subjects.STATUS_BUCKET, ResyncReport, subjects.report_key(""))
+    return [
+        {
+            "cluster": entry.value.cluster,
+            "state": str(entry.value.state),
+            "dry_run": entry.value.dry_run,
+            "age_s": round((datetime.now(UTC) - entry.value.at).total_seconds(), 1),
+            "failed": [item.account or item.namespace for item in entry.value.items if item.failed],
+            "told": [
+                f"{item.action} {item.namespace}" for item in entry.value.items if item.action not in WORK
+            ],
+            "message": entry.value.message,
+        }
+        for entry in reports.values()
+        if isinstance(entry, jetstream.Entry)
+    ]
 
 
 async def _relay(bus: jetstream.Bus) -> dict[str, Any]:
@@ -125,6 +153,13 @@ def _print_status(found: dict[str, Any]) -> None:
     console.print(f"relay: {relay['state']}{age}{' - ' + relay['message'] if 'message' in relay else ''}")
     for slug, why in relay.get("refused", {}).items():
         console.print(f"refused: {slug}: {why}", markup=False)
+    for run in found["resyncs"]:
+        told = "".join(f"; {line}" for line in (*run["told"], run["message"]) if line)
+        failed = f"; failed: {', '.join(run['failed'])}" if run["failed"] else ""
+        console.print(
+            f"last resync of {run['cluster']}: {run['state']}, {run['age_s']} s ago{failed}{told}",
+            markup=False,
+        )
     if not found["accounts"] and not found["filtered"]:
         console.print("no accounts yet: add one with 'sacctmgr -i add account name=physics grptres=cpu=64'")
         return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from spur_events import jetstream, postgres, process, retrying, settings
 from spur_events.consumers import converge, retries, sweeper, worker
+from spur_events.consumers import resync as comparison
 from spur_events.consumers.kube import client as kube
 from spur_events.producers import outbox
 from spur_events.producers import relay as producer
@@ -57,9 +58,26 @@ async def apply(config: settings.Settings, ready: Ready = _quiet) -> None:
             again.close()
 
 
+async def resync(config: settings.Settings, ready: Ready = _quiet) -> None:
+    """Compare a cluster with the bucket, at intervals and on request, until cancelled."""
+    async with (
+        kube.Client(config.kubernetes) as client,
+        jetstream.connect(config.nats, f"spur-events resync {config.kubernetes.cluster}") as bus,
+    ):
+        await client.request("GET", "/version")
+        installation = await retrying.forever("wait for the relay's streams", bus.check_topology)
+        part = comparison.Resync(config, bus, client, installation)
+
+        async def tell() -> None:
+            await part.ready.wait()
+            ready()
+
+        await process.together(part.run(), tell())
+
+
 async def everything(config: settings.Settings, ready: Ready = _quiet) -> None:
     """Run all parts in this process until cancelled; `ready` is called when all are ready."""
-    waiting = {"relay", "apply"}
+    waiting = {"relay", "apply", "resync"}
 
     def arrived(part: str) -> Ready:
         def tell() -> None:
@@ -69,4 +87,6 @@ async def everything(config: settings.Settings, ready: Ready = _quiet) -> None:
 
         return tell
 
-    await process.together(relay(config, arrived("relay")), apply(config, arrived("apply")))
+    await process.together(
+        relay(config, arrived("relay")), apply(config, arrived("apply")), resync(config, arrived("resync"))
+    )
