@@ -78,7 +78,9 @@ class Answers:
 def _ended(item: Item, status: AccountStatus) -> Item:
     deletion = item.action in DELETIONS
     fine = status.phase in _FINE or (status.phase is Phase.TERMINATING and deletion)
-    text = "kept" if status.phase is Phase.CLOSED and deletion else str(status.phase).lower()
+    text = str(status.phase).lower()
     if status.message:
         text = f"{text}: {status.message}"
-    return item.model_copy(update={"outcome": text, "failed": not fine})
+    if kept := status.phase is Phase.CLOSED and deletion:
+        text = text.replace("closed", "kept", 1)
+    return item.model_copy(update={"outcome": text, "failed": not fine, "carried_out": fine and not kept})

@@ -349,6 +349,7 @@ def _write_report(report: ResyncReport) -> status_pb2.ResyncReport:
                 incarnation=item.incarnation,
                 outcome=item.outcome,
                 failed=item.failed,
+                carried_out=item.carried_out,
             )
             for item in report.items
         ],
@@ -383,6 +384,7 @@ def _read_report(message: status_pb2.ResyncReport) -> ResyncReport:
                 incarnation=item.incarnation,
                 outcome=item.outcome,
                 failed=item.failed,
+                carried_out=item.carried_out,
             )
             for item in message.items
         ),

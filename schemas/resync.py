@@ -98,7 +98,11 @@ DELETIONS = frozenset({Action.PRUNE, Action.PRUNE_UNEXPLAINED})
 
 
 class Item(Frozen):
-    """One line of a plan. `details` say what differs, or why nothing is done."""
+    """One line of a plan. `details` say what differs, or why nothing is done.
+
+    At the end of a run, `carried_out` items were answered by their account's writer, and `outcome` says how; an
+    outcome of any other item says why it was not carried out.
+    """
 
     action: Action
     slug: str
@@ -109,6 +113,7 @@ class Item(Frozen):
     incarnation: str = ""
     outcome: str = ""
     failed: bool = False
+    carried_out: bool = False
 
 
 class RunState(StrEnum):

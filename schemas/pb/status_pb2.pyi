@@ -381,6 +381,7 @@ class ResyncItem(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    CARRIED_OUT_FIELD_NUMBER: _builtins.int
     action: Global___ResyncAction.ValueType
     slug: _builtins.str
     account: _builtins.str
@@ -390,6 +391,8 @@ class ResyncItem(_message.Message):
     outcome: _builtins.str
     """Filled in at the end: how it went, and whether it failed."""
     failed: _builtins.bool
+    carried_out: _builtins.bool
+    """An event was sent for it, and answered."""
     @_builtins.property
     def details(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What differs, or why nothing is done."""
@@ -406,10 +409,11 @@ class ResyncItem(_message.Message):
         incarnation: _builtins.str = ...,
         outcome: _builtins.str = ...,
         failed: _builtins.bool = ...,
+        carried_out: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "action", b"action", "details", b"details", "failed", b"failed", "incarnation", b"incarnation", "namespace", b"namespace", "namespace_uid", b"namespace_uid", "outcome", b"outcome", "slug", b"slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "action", b"action", "carried_out", b"carried_out", "details", b"details", "failed", b"failed", "incarnation", b"incarnation", "namespace", b"namespace", "namespace_uid", b"namespace_uid", "outcome", b"outcome", "slug", b"slug"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,7 +111,9 @@ class _Asking:
     async def _follow(self, followed: str) -> ResyncReport:
         heard_s = time.monotonic()
         last: datetime | None = None
-        progress = rich.progress.Progress(console=self._console, transient=True)
+        progress = rich.progress.Progress(
+            console=self._console, transient=True, disable=not self._console.is_terminal
+        )
         bar = progress.add_task("waiting", total=None)
         with progress:
             while True:
@@ -185,7 +187,7 @@ def _show_outcome(console: rich.console.Console, report: ResyncReport) -> None:
         if item.failed:
             console.print(f"failed: {item.account or item.namespace}: {item.outcome}", markup=False)
     failed = sum(item.failed for item in report.items)
-    done = sum(bool(item.outcome) and not item.failed and item.action in WORK for item in report.items)
+    done = sum(item.carried_out for item in report.items)
     took_s = (report.at - report.started_at).total_seconds()
     console.print(f"done: {done}, failed: {failed}, in {took_s:.1f} s", markup=False)
 
