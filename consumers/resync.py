@@ -184,8 +184,9 @@ class Resync:
             prune_grace_s=self._config.resync.prune_grace_s,
             unexplained=found.unexplained,
         )
-        marked = sum(map(_is_marked, live.namespaces))
-        doubt = found.doubt(marked, override=request.prune_unexplained)
+        ours = sum(_owner(one) == self._installation for one in live.namespaces)
+        others = sum(map(_is_marked, live.namespaces)) - ours
+        doubt = found.doubt(ours, others, override=request.prune_unexplained)
         items = [_allowed(item, request, doubt) for item in plan.items]
         report = report.model_copy(
             update={
@@ -293,6 +294,12 @@ def _is_marked(namespace: marks.Manifest) -> bool:
     """Whether a namespace is of some installation of spur or spur-events."""
     labels = namespace["metadata"].get("labels") or {}
     return bool(labels.get(marks.MANAGED_BY) == marks.FIELD_MANAGER)
+
+
+def _owner(namespace: marks.Manifest) -> str:
+    """Return the installation of a marked namespace; empty where there is none."""
+    labels = namespace["metadata"].get("labels") or {}
+    return str(labels.get(marks.INSTALLATION, "")) if _is_marked(namespace) else ""
 
 
 def _allowed(item: Item, request: ResyncRequest, doubt: str) -> Item:

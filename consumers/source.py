@@ -38,11 +38,12 @@ class Source:
         """Slugs in the bucket that the database neither has nor recorded as deleted."""
         return self.checkpoint.unexplained if self.checkpoint is not None else ()
 
-    def doubt(self, namespaces: int, *, override: bool) -> str:
+    def doubt(self, ours: int, others: int, *, override: bool) -> str:
         """Return why nothing may be deleted, with the numbers on both sides and the way out; empty if it may.
 
         Args:
-            namespaces: how many namespaces of spur-events the cluster has.
+            ours: how many namespaces in the cluster carry this installation's mark.
+            others: how many carry the mark of another installation, or of spur itself.
             override: a person said that what the source lacks is to be deleted (--prune-unexplained).
         """
         torn = self._torn()
@@ -55,12 +56,16 @@ class Source:
             " they left; otherwise check SPUR_EVENTS_DATABASE_URL of the relay and its role's rights"
         )
         have = f"source has {self.checkpoint.database_accounts} accounts"
-        if not self.checkpoint.database_accounts and namespaces > self.contents.tombstones:
-            return f"nothing was deleted: {have}, cluster has {namespaces} namespaces of accounts; {way_out}"
+        # Nothing known and nothing ours, but a cluster in use: most likely another database than it follows.
+        fresh = not (ours or self.contents.tombstones)
+        if not self.checkpoint.database_accounts and (ours > self.contents.tombstones or (fresh and others)):
+            theirs = f" ({others} of them not this installation's)" if others else ""
+            has = f"cluster has {ours + others} namespaces of accounts{theirs}"
+            return f"nothing was deleted: {have}, {has}; {way_out}"
         if self.unexplained:
             missing = self.contents.accounts - self.checkpoint.database_accounts
             return (
-                f"nothing was deleted: {have}, the bucket has {self.contents.accounts} and the cluster {namespaces}"
+                f"nothing was deleted: {have}, the bucket has {self.contents.accounts} and the cluster {ours}"
                 f" namespaces: {missing} accounts are gone without a recorded deletion"
                 f" ({', '.join(self.unexplained[:5])}{', ...' if missing > 5 else ''}); {way_out}"  # noqa: PLR2004
             )
