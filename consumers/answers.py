@@ -13,6 +13,7 @@ _POLL_S = 0.2
 #: Without any answer for so long, the rest is given up: no apply process takes events.
 STALL_S = 60.0
 _FINE = SETTLED | {Phase.PAUSED}
+_DELETED = frozenset({Phase.PRUNED, Phase.TERMINATING})
 
 
 class Answers:
@@ -81,6 +82,6 @@ def _ended(item: Item, status: AccountStatus) -> Item:
     text = str(status.phase).lower()
     if status.message:
         text = f"{text}: {status.message}"
-    if kept := status.phase is Phase.CLOSED and deletion:
-        text = text.replace("closed", "kept", 1)
+    if kept := deletion and status.phase not in _DELETED and fine:
+        text = text.replace("closed", "kept", 1) if status.phase is Phase.CLOSED else f"kept: {text}"
     return item.model_copy(update={"outcome": text, "failed": not fine, "carried_out": fine and not kept})
