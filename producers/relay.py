@@ -67,9 +67,17 @@ class Relay:
             await self._bus.ensure_topology(owner.id)
             await connection.execute(_SESSION_LIMITS)
             async with self._bus.answering(subjects.AUDIT_REQUEST, AuditRequest, self._take_request):
-                await _Lead(self._config, self._bus, connection, owner, self._wake, self._requests).run(
-                    self.leading
-                )
+                lead = _Lead(self._config, self._bus, connection, owner, self._wake, self._requests)
+                try:
+                    await lead.run(self.leading)
+                finally:
+                    self._refuse_requests()
+
+    def _refuse_requests(self) -> None:
+        for _, answer in self._requests:
+            if not answer.done():
+                answer.set_exception(errors.TemporaryError("this relay does not lead any more; ask again"))
+        self._requests.clear()
 
     async def _take_request(self, request: AuditRequest) -> Checkpoint:
         answer: asyncio.Future[Checkpoint] = asyncio.get_running_loop().create_future()
@@ -127,10 +135,6 @@ class _Lead:
         finally:
             leading.clear()
             heartbeat.cancel()
-            for _, answer in self._requests:
-                if not answer.done():
-                    answer.set_exception(errors.TemporaryError("this relay does not lead any more"))
-            self._requests.clear()
 
     async def _round(self) -> None:
         if await outbox.waiting(self._connection):

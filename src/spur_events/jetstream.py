@@ -444,23 +444,38 @@ class Bus:
         Raises:
             MissingError: if nobody listens.
             UnreachableError: if nobody answered in time.
+            TemporaryError: if it could not be done now.
         """
         data, headers = codec.encode(model, self._client.max_payload)
         async with self._asking():
             reply = await self._client.request(subject, data, timeout=timeout_s, headers=headers)
+        if reply.headers and REASON_HEADER in reply.headers:
+            raise errors.TemporaryError(reply.headers[REASON_HEADER])
         return codec.decode(kind, reply.data, reply.headers)
 
     @asynccontextmanager
     async def answering(
         self, subject: str, kind: type[M], answer: Callable[[M], Awaitable[Frozen]]
     ) -> AsyncIterator[None]:
-        """Answer requests, one after the other, for as long as the block lasts; what cannot be read is ignored."""
+        """Answer requests for as long as the block lasts; what cannot be read is ignored.
+
+        At its end `answer` must return or raise soon: whoever asked is told, and does not wait for nothing.
+        """
+        answering: set[asyncio.Task[None]] = set()
+
+        async def respond(message: Msg) -> None:
+            with contextlib.suppress(codec.CodecError, nats.errors.Error):
+                try:
+                    reply = await answer(codec.decode(kind, message.data, message.headers))
+                    data, headers = codec.encode(reply, self._client.max_payload)
+                except errors.TemporaryError as error:
+                    data, headers = b"", {REASON_HEADER: " ".join(str(error).split())}
+                await self._client.publish(message.reply, data, headers=headers)
 
         async def handle(message: Msg) -> None:
-            with contextlib.suppress(codec.CodecError, errors.TemporaryError, nats.errors.Error):
-                reply = await answer(codec.decode(kind, message.data, message.headers))
-                data, headers = codec.encode(reply, self._client.max_payload)
-                await self._client.publish(message.reply, data, headers=headers)
+            task = asyncio.create_task(respond(message))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
 
         async with self._asking():
             subscription = await self._client.subscribe(subject, cb=handle)
@@ -469,6 +484,7 @@ class Bus:
         finally:
             if self._client.is_connected:
                 await subscription.unsubscribe()
+            await asyncio.gather(*answering, return_exceptions=True)
 
     async def cut(self) -> None:
         """End all requests in flight: their answers were lost with the connection."""

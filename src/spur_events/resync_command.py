@@ -23,12 +23,13 @@ from spur_events.consumers import retries, source
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AuditRequest, RecheckReason, ResyncRequest
-from spur_events.schemas.resync import DELETIONS, WORK, Checkpoint, Item, ResyncReport, RunState
+from spur_events.schemas.resync import DELETIONS, WORK, Action, Checkpoint, Item, ResyncReport, RunState
 from spur_events.schemas.status import AccountStatus, Phase
 
 _POLL_S = 0.1
 #: Without a sign of life from the process that runs a resync for so long, it is given up.
 _SILENCE_S = 60.0
+_AUDIT_PAUSES_S = (0.5, 1.0, 2.0)
 _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.REFUSED: 3}
 
 
@@ -48,19 +49,19 @@ async def resync(config: settings.Settings, wish: Wish, cluster: str | None) -> 
     async with jetstream.connect(config.nats, "spur-events resync command") as bus:
         asking = _Asking(bus, cluster or config.kubernetes.cluster, await bus.check_topology(), wish, console)
         unheard = await asking.audit()
-        plan = await asking.run(dry_run=True, prune=True)
+        plan = await asking.run(dry_run=True)
         _show_plan(console, plan)
         if wish.dry_run:
             return asking.end(plan, unheard)
-        deletions = [item for item in plan.items if item.action in DELETIONS and not item.outcome]
+        deletions = _deletions(plan)
         allowed = not deletions or _may_delete(console, wish, deletions)
-        done = await asking.run(dry_run=False, prune=allowed and not unheard)
+        done = await asking.run(dry_run=False, delete=allowed and not unheard)
         _show_outcome(console, done)
         code = asking.end(done, unheard)
-        if deletions and not allowed and code == 0:
-            console.print(f"{len(deletions)} deletions were not carried out: run it with --yes", markup=False)
-            return errors.RefusedError.exit_code
-        return code
+        if allowed:
+            return code
+        console.print(f"{len(deletions)} deletions were not carried out: run it with --yes", markup=False)
+        return code or errors.RefusedError.exit_code
 
 
 class _Asking:
@@ -79,20 +80,34 @@ class _Asking:
     async def audit(self) -> str:
         """Have the relay compare database and bucket now; returns why that was not possible, if so."""
         question = AuditRequest(installation=self._installation, requested_by=self._user)
-        try:
-            await self._bus.ask(subjects.AUDIT_REQUEST, question, Checkpoint, source.AUDIT_TIMEOUT_S)
-        except jetstream.MissingError:
-            return "no relay leads, so the database could not be compared with the bucket: nothing is deleted"
+        for pause_s in (*_AUDIT_PAUSES_S, None):
+            try:
+                await self._bus.ask(subjects.AUDIT_REQUEST, question, Checkpoint, source.AUDIT_TIMEOUT_S)
+            except errors.UnreachableError:
+                raise  # waited for long enough
+            except errors.TemporaryError as error:
+                if pause_s is not None:
+                    # A relay that gives up its lead leads again in a moment, or another one does.
+                    await asyncio.sleep(pause_s)
+                elif isinstance(error, jetstream.MissingError):
+                    return "no relay leads, so the database could not be compared with the bucket: nothing is deleted"
+                else:
+                    raise
+            else:
+                break
         return ""
 
-    async def run(self, *, dry_run: bool, prune: bool) -> ResyncReport:
-        """Ask for a resync, or join a running one that does the same, and return its last report."""
+    async def run(self, *, dry_run: bool, delete: bool = True) -> ResyncReport:
+        """Ask for a resync, or join a running one that does the same, and return its last report.
+
+        Without `delete` no namespace goes, whatever the command line wishes.
+        """
         request = ResyncRequest(
             installation=self._installation,
             id=uuid.uuid4().hex,
             dry_run=dry_run,
-            prune=prune,
-            prune_unexplained=self._wish.prune_unexplained,
+            prune=delete,
+            prune_unexplained=delete and self._wish.prune_unexplained,
             requested_by=self._user,
             at=datetime.now(UTC),
         )
@@ -167,12 +182,29 @@ def _can_join(report: ResyncReport, request: ResyncRequest) -> bool:
     return alive and same == (request.dry_run, request.prune, request.prune_unexplained)
 
 
+def _deletions(plan: ResyncReport) -> list[Item]:
+    """Return what ends in the deletion of a namespace, at once or after the grace.
+
+    To have an account forgotten that only the bucket knows is to record its deletion.
+    """
+    forget = plan.prune_unexplained and not plan.message
+    return [
+        item
+        for item in plan.items
+        if (item.action in DELETIONS and not item.outcome)
+        or (forget and item.action is Action.UNEXPLAINED and item.incarnation)
+    ]
+
+
 def _may_delete(console: rich.console.Console, wish: Wish, deletions: list[Item]) -> bool:
     if wish.yes:
         return True
     if not sys.stdin.isatty():
         return False
-    console.print(f"{len(deletions)} namespaces would be deleted, with all that is in them.", markup=False)
+    console.print(
+        f"{len(deletions)} namespaces would be deleted, with all that is in them, at once or after their grace.",
+        markup=False,
+    )
     return typer.confirm("Delete them?", default=False, err=wish.as_json)
 
 

@@ -82,8 +82,7 @@ def test_no_doubt(found: Source, ours: int, others: int) -> None:
             source(10, database_accounts=1, unexplained=tuple(f"a{n}" for n in range(9))),
             10,
             0,
-            "source has 1 accounts, the bucket has 10 and the cluster 10 namespaces: 9 accounts are gone without a"
-            " recorded deletion (a0, a1, a2, a3, a4, ...)",
+            "the bucket has 10 and the cluster 10 namespaces: 9 accounts are gone without a recorded deletion (a0, a1,",
         ),
     ],
 )
