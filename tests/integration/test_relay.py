@@ -449,3 +449,30 @@ async def test_an_audit_on_request_finds_a_change_that_no_trigger_saw(
         state = await pipeline.state(bus, "bio")
         assert state is not None
         assert state.description == "unseen"
+
+
+async def test_a_restored_tombstone_does_not_delete_the_account_that_was_created_since(
+    database_url: str, nats_server: Nats
+) -> None:
+    """Design rule 3: nothing is pruned on a restored database's account."""
+    config = pipeline.config(database_url, nats_server)
+    add = "INSERT INTO accounts (name) VALUES ('bio')"
+    async with pipeline.relay(config):
+        pipeline.execute(config, add)
+        pipeline.execute(config, "DELETE FROM accounts")
+        await pipeline.published(config)
+    with servers.copy_of(database_url) as restored:
+        async with pipeline.relay(config) as (_, bus):
+            pipeline.execute(config, add)
+            await pipeline.published(config)
+            before = await pipeline.state(bus, "bio")
+        config = pipeline.config(restored, nats_server)
+        async with pipeline.relay(config) as (_, bus):
+            await pipeline.published(config)
+            after = await pipeline.state(bus, "bio")
+            said = await checkpoint(bus)
+        assert before is not None
+        assert before.deletion is None
+        assert after == before
+        assert said is not None
+        assert said.unexplained == ("bio",)

@@ -140,6 +140,23 @@ def database(*, migrated: bool) -> Iterator[str]:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
 
+@contextlib.contextmanager
+def copy_of(url: str) -> Iterator[str]:
+    """Yield the URL of a copy of a database, as a backup that is restored; nobody may be connected to the source."""
+    shared, name = shared_postgres(), unique()
+    source = url.rpartition("/")[2]
+    with border.connect(_settings(shared.url)) as connection:
+        connection.execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{source}'".encode()
+        )
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {source}".encode())
+    try:
+        yield shared.database_url(name)
+    finally:
+        with border.connect(_settings(shared.url)) as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+
+
 def _settings(url: str) -> settings.Database:
     return settings.Database.model_validate({"url": url})
 

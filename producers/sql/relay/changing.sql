@@ -1,0 +1,1 @@
+SELECT DISTINCT account FROM spur_events.outbox
