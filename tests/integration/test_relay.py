@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 
 import pytest
 from support import pipeline, servers, tcp
@@ -13,6 +14,7 @@ from spur_events.local.postgres import Postgres
 from spur_events.producers import migrate
 from spur_events.producers.relay import Relay
 from spur_events.schemas import subjects
+from spur_events.schemas.accounts import AccountState, Revision
 from spur_events.schemas.events import ChangeKind
 
 
@@ -325,3 +327,30 @@ async def test_a_lost_acknowledgement_does_not_store_the_event_twice(
     assert lost
     async with jetstream.connect(direct.nats, "test") as bus:
         assert len(await pipeline.changes(bus, "bio")) == 1
+
+
+async def test_reading_a_bucket_under_constant_writes_misses_no_key(nats_server: Nats) -> None:
+    """A key that is replaced while the bucket is read must not look absent: absence means something here."""
+    config = pipeline.config("postgresql://unused", nats_server)
+
+    def state(name: str, number: int) -> AccountState:
+        return AccountState(installation="x", revision=Revision(1, number), name=name, incarnation="i")
+
+    async with (
+        jetstream.connect(config.nats, "reader") as bus,
+        jetstream.connect(config.nats, "writer") as writing,
+    ):
+        await bus.ensure_topology("x")
+        every = [f"a{number}" for number in range(1500)]
+        await asyncio.gather(*(bus.put(subjects.ACCOUNTS_BUCKET, name, state(name, 1)) for name in every))
+
+        async def write() -> None:
+            for number in itertools.count(2):
+                some = [every[(number * 40 + step * 7) % 1500] for step in range(40)]
+                await asyncio.gather(
+                    *(writing.put(subjects.ACCOUNTS_BUCKET, name, state(name, number)) for name in some)
+                )
+
+        async with pipeline.background(write()):
+            for _ in range(5):
+                assert set(await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)) == set(every)
