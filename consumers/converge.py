@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from spur_events import errors, jetstream, retrying, settings
 from spur_events.consumers import outcome, passes, removal, retries, verdicts
@@ -26,6 +26,8 @@ from spur_events.schemas.status import AccountStatus, Phase
 log = logging.getLogger(__name__)
 
 _STATE = jetstream.Entry[AccountState]
+#: Timers are not exact.
+_EARLY = timedelta(milliseconds=50)
 #: What every account of the cluster shares is not an account's failure: the event waits, and is asked for again.
 _OUTAGE_S = (0.5, 5.0)
 _DELETIONS = frozenset({RecheckReason.PRUNE, RecheckReason.PRUNE_UNEXPLAINED})
@@ -72,7 +74,7 @@ class Converger:
             state=state.value,
             sequence=state.sequence,
         )
-        if status is not None and _is_settled(work, state.value, status):
+        if status is not None and _is_settled(work, state.value, status, self._clock()):
             return verdicts.Done()
         try:
             found = await self._converge(work, state.value, status)
@@ -229,15 +231,17 @@ class Converger:
             self._again.schedule(status)
 
 
-def _is_settled(work: Work, state: AccountState, status: AccountStatus) -> bool:
-    """Whether there is nothing to do, by the records alone: one look, and no request to the API server."""
+def _is_settled(work: Work, state: AccountState, status: AccountStatus, now: datetime) -> bool:
+    """Whether there is nothing to do now, by the records alone: one look, and no request to the API server."""
     if status.installation != state.installation or status.wanted < state.revision:
         return False
-    if isinstance(work.event, AccountChanged) and status.retry_at is not None:
-        return True  # not settled, but its retry is on its way
     if isinstance(work.event, AccountChanged):
-        return status.settled
-    return work.event.reason in _OWN and status.settled
+        return status.settled or status.retry_at is not None  # if not settled, its retry is on its way
+    if work.event.reason not in _OWN:
+        return False
+    # One that was asked for before the last attempt must not come before the time agreed on then (Retry-After).
+    early = status.retry_at is not None and status.retry_at > now + _EARLY
+    return status.settled or early
 
 
 def _failure(error: errors.SpurEventsError) -> steps.Findings:

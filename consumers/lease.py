@@ -1,7 +1,8 @@
 """The right to write for an account: as long as the server hands its event to nobody else.
 
 The lease ends a little before the server's ack wait does, measured on the monotonic clock from before the
-event was asked for. It is checked right before every write; long work renews it.
+event was asked for. It is checked right before every write; long work renews it. The clock also counts while
+the machine sleeps: a suspended virtual machine must not wake up with a lease.
 """
 
 import asyncio
@@ -9,6 +10,11 @@ import time
 from collections.abc import Callable
 
 from spur_events import errors, jetstream
+
+
+def now_s() -> float:
+    """Return seconds on the clock of all leases of this machine."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LostError(errors.TemporaryError):
@@ -25,7 +31,7 @@ class Lease:
         asked_at_s: float,
         ack_wait_s: float,
         request_timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self._message = message
         self._ack_wait_s = ack_wait_s

@@ -7,7 +7,6 @@ account has one writer on a cluster at any moment, without locks.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -80,7 +79,7 @@ class Worker:
         async with self._bus.pull(subjects.durable(self._cluster, number)) as pull:
             idle = 0
             while True:
-                asked_at_s = time.monotonic()
+                asked_at_s = lease.now_s()
                 try:
                     message = await pull.next(wait_s)
                 except errors.TemporaryError as error:
@@ -93,7 +92,7 @@ class Worker:
                     await self._finish(message, asked_at_s)
                     continue
                 idle += 1
-                if time.monotonic() - asked_at_s < wait_s / 2:
+                if lease.now_s() - asked_at_s < wait_s / 2:
                     # The server is not ready, or the consumer is gone: do not ask in a hot loop.
                     await asyncio.sleep(retrying.backoff_s(1, 0.2, 0.2))
                     idle = _IDLE_ROUNDS

@@ -310,30 +310,40 @@ class Bus:
     async def each(
         self, bucket: str, kind: type[M], prefix: str = ""
     ) -> AsyncIterator[tuple[str, Entry[M] | Damaged]]:
-        """Yield every key of a bucket that begins with `prefix`, with its value: never all of them in memory."""
-        start = f"$KV.{bucket}."
-        async for message in self._replay(f"KV_{bucket}", f"{start}{prefix}>", newest_only=True):
-            headers = message.headers
-            if _is_marker(headers):
-                continue
+        """Yield every key of a bucket that begins with `prefix`, with its value: never all of them in memory.
+
+        No key that is there all the time is missed, however often it is written meanwhile: absence means
+        something to our callers.
+        """
+        stream, start = f"KV_{bucket}", f"$KV.{bucket}."
+        before = await self.last_sequence(stream)
+        seen = set()
+        async for message in self._replay(stream, f"{start}{prefix}>", before, newest_only=True):
+            seen.add(message.subject)
             sequence = message.metadata.sequence.stream
-            entry: Entry[M] | Damaged
-            try:
-                entry = Entry(value=codec.decode(kind, message.data, headers), sequence=sequence)
-            except codec.CodecError as error:
-                entry = Damaged(problem=str(error), sequence=sequence)
-            yield message.subject.removeprefix(start), entry
+            if (entry := _entry(kind, message.data, message.headers, sequence)) is not None:
+                yield message.subject.removeprefix(start), entry
+        async with self._asking():
+            info = await self._js.stream_info(stream, subjects_filter=f"{start}{prefix}>")
+        if info.state.last_seq == before:
+            return
+        for subject in sorted(set(info.state.subjects or {}) - seen):  # replaced while we read
+            async with self._asking():
+                raw = await self._js.get_msg(stream, subject=subject)
+            if (entry := _entry(kind, raw.data or b"", raw.headers, int(raw.seq or 0))) is not None:
+                yield subject.removeprefix(start), entry
 
     async def read_stream(self, stream: str, subject: str, kind: type[M]) -> list[M]:
         """Return all readable messages of one type that a stream holds on a subject, oldest first."""
         found = []
-        async for message in self._replay(stream, subject, newest_only=False):
+        last = await self.last_sequence(stream)
+        async for message in self._replay(stream, subject, last, newest_only=False):
             with contextlib.suppress(codec.CodecError):
                 found.append(codec.decode(kind, message.data, message.headers))
         return found
 
-    async def _replay(self, stream: str, subject: str, *, newest_only: bool) -> AsyncIterator[Msg]:
-        """Read what a stream holds at this moment, through one short-lived consumer."""
+    async def _replay(self, stream: str, subject: str, last: int, *, newest_only: bool) -> AsyncIterator[Msg]:
+        """Read what a stream holds up to sequence `last`, through one short-lived consumer."""
         policy = api.DeliverPolicy.LAST_PER_SUBJECT if newest_only else api.DeliverPolicy.ALL
         async with self._asking():
             subscription = await self._js.pull_subscribe(
@@ -347,14 +357,21 @@ class Bus:
                     num_replicas=1,
                 ),
             )
-            try:
+        try:
+            # Not one wait around all: whoever reads may wait for something else between two messages.
+            async with self._asking():
                 pending = int((await subscription.consumer_info()).num_pending or 0)
-                while pending:
+            while pending > 0:
+                async with self._asking():
                     messages = await subscription.fetch(min(pending, _READ_BATCH), timeout=REQUEST_TIMEOUT_S)
-                    pending -= len(messages)
-                    for message in messages:
-                        yield message
-            finally:
+                for message in messages:
+                    if message.metadata.sequence.stream > last:
+                        return
+                    yield message
+                # By the server's count: what was replaced or purged meanwhile does not come any more.
+                pending = int(messages[-1].metadata.num_pending or 0)
+        finally:
+            if self._client.is_connected:
                 await subscription.unsubscribe()
 
     async def extent(self, stream: str) -> tuple[int, int]:
@@ -580,6 +597,18 @@ class Pull:
             except nats.errors.TimeoutError:
                 return None
         return Message(messages[0], self._bus)
+
+
+def _entry(
+    kind: type[M], data: bytes, headers: Mapping[str, str] | None, sequence: int
+) -> Entry[M] | Damaged | None:
+    """Return a bucket's message as an entry, or None where it marks a deletion."""
+    if _is_marker(headers):
+        return None
+    try:
+        return Entry(value=codec.decode(kind, data, headers), sequence=sequence)
+    except codec.CodecError as error:
+        return Damaged(problem=str(error), sequence=sequence)
 
 
 def _is_marker(headers: Mapping[str, str] | None) -> bool:

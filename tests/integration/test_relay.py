@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 
 import pytest
 from support import pipeline, servers, tcp
@@ -13,7 +14,7 @@ from spur_events.local.postgres import Postgres
 from spur_events.producers import migrate
 from spur_events.producers.relay import Relay
 from spur_events.schemas import subjects
-from spur_events.schemas.accounts import AccountState
+from spur_events.schemas.accounts import AccountState, Revision
 from spur_events.schemas.events import AuditRequest, ChangeKind
 from spur_events.schemas.resync import Checkpoint, Contents
 from spur_events.schemas.status import RelayStatus
@@ -476,3 +477,30 @@ async def test_a_restored_tombstone_does_not_delete_the_account_that_was_created
         assert after == before
         assert said is not None
         assert said.unexplained == ("bio",)
+
+
+async def test_reading_a_bucket_under_constant_writes_misses_no_key(nats_server: Nats) -> None:
+    """A key that is replaced while the bucket is read must not look absent: absence means something here."""
+    config = pipeline.config("postgresql://unused", nats_server)
+
+    def state(name: str, number: int) -> AccountState:
+        return AccountState(installation="x", revision=Revision(1, number), name=name, incarnation="i")
+
+    async with (
+        jetstream.connect(config.nats, "reader") as bus,
+        jetstream.connect(config.nats, "writer") as writing,
+    ):
+        await bus.ensure_topology("x")
+        every = [f"a{number}" for number in range(1500)]
+        await asyncio.gather(*(bus.put(subjects.ACCOUNTS_BUCKET, name, state(name, 1)) for name in every))
+
+        async def write() -> None:
+            for number in itertools.count(2):
+                some = [every[(number * 40 + step * 7) % 1500] for step in range(40)]
+                await asyncio.gather(
+                    *(writing.put(subjects.ACCOUNTS_BUCKET, name, state(name, number)) for name in some)
+                )
+
+        async with pipeline.background(write()):
+            for _ in range(5):
+                assert set(await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)) == set(every)

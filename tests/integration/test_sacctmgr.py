@@ -362,7 +362,7 @@ def test_role_without_rights_is_told(
     db.execute(f"create role {role} login password 'x'".encode())
     try:
         url = f"postgresql://{role}:x@{db.info.host}:{db.info.port}/{db.info.dbname}"
-        refused(run("-i", "add", "account", "x", url=url), 1, "permission denied", "rights")
+        refused(run("-i", "add", "account", "x", url=url), 1, "permission denied", "lacks a right")
     finally:
         db.execute(f"drop role {role}".encode())
     assert database_url
