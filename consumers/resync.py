@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from spur_events import errors, jetstream, process, retrying, settings
 from spur_events.consumers import answers, lease, source
@@ -36,6 +36,7 @@ _WAIT_S = 5.0
 #: Objects a page: ten list calls for 500 accounts with five members each leave room to spare.
 _PAGE = 1000
 _IN_FLIGHT = 64
+_ANSWER_KEPT = timedelta(minutes=10)
 _INSIDE = ("ResourceQuota", "LimitRange", "Role", "RoleBinding", "ServiceAccount")
 _REASONS = {
     Action.PRUNE: RecheckReason.PRUNE,
@@ -141,6 +142,7 @@ class Resync:
             text = f"asked by installation {request.installation}, this cluster follows {self._installation}"
             await self._put(report.model_copy(update={"state": RunState.REFUSED, "message": text}))
             return
+        await self._tidy()
         await self._put(report)
         reads = self._client.counts["GET"]
         try:
@@ -226,7 +228,13 @@ class Resync:
 
     async def _forget(self, request: ResyncRequest, items: Sequence[Item], doubt: str) -> None:
         """Have the relay record the deletion of accounts that only the bucket knows; their namespaces close."""
-        slugs = tuple(item.slug for item in items if item.action is Action.UNEXPLAINED and item.incarnation)
+        slugs = tuple(
+            item.slug
+            for item in items
+            if item.action is Action.UNEXPLAINED
+            and item.incarnation
+            and (not request.limited or item.slug in request.confirmed)
+        )
         if not (request.prune_unexplained and slugs) or doubt:
             return
         question = AuditRequest(
@@ -276,18 +284,28 @@ class Resync:
         return waiting.applied_to(items)
 
     async def _put(self, report: ResyncReport) -> None:
-        key = subjects.report_key(self._cluster)
+        """Write the cluster's last report, and the answer to whoever asked: another run may follow at once."""
         report = report.model_copy(update={"at": datetime.now(UTC)})
-        try:
-            await self._bus.put(subjects.STATUS_BUCKET, key, report)
-        except codec.TooLargeError:
-            kept = [item for item in report.items if item.failed or item.action in DELETIONS][:1000]
-            text = f"{report.message} (only {len(kept)} of {len(report.items)} items fit in a report)".strip()
-            await self._bus.put(
-                subjects.STATUS_BUCKET,
-                key,
-                report.model_copy(update={"items": tuple(kept), "message": text}),
-            )
+        for key in (
+            subjects.report_key(self._cluster, report.id),
+            subjects.report_key(self._cluster),
+        ):
+            try:
+                await self._bus.put(subjects.STATUS_BUCKET, key, report)
+            except codec.TooLargeError:
+                kept = [item for item in report.items if item.failed or item.action in DELETIONS][:1000]
+                text = f"{report.message} (only {len(kept)} of {len(report.items)} items fit in a report)".strip()
+                shorter = report.model_copy(update={"items": tuple(kept), "message": text})
+                await self._bus.put(subjects.STATUS_BUCKET, key, shorter)
+
+    async def _tidy(self) -> None:
+        """Remove answers that nobody waits for any more."""
+        prefix = subjects.report_key(self._cluster, "")
+        reports = await self._bus.read_all(subjects.STATUS_BUCKET, ResyncReport, f"{prefix}.")
+        for key, entry in reports.items():
+            old = isinstance(entry, jetstream.Damaged) or datetime.now(UTC) - entry.value.at > _ANSWER_KEPT
+            if old:
+                await self._bus.delete(subjects.STATUS_BUCKET, key, last=entry.sequence)
 
 
 def _is_marked(namespace: marks.Manifest) -> bool:
@@ -310,8 +328,10 @@ def _allowed(item: Item, request: ResyncRequest, doubt: str) -> Item:
         return item
     if doubt:
         return item.model_copy(update={"outcome": "not deleted: the source is in doubt"})
-    if not request.prune and item.action is Action.PRUNE:
+    if not request.prune:
         return item.model_copy(update={"outcome": "not deleted: not asked for"})
+    if request.limited and item.slug not in request.confirmed:
+        return item.model_copy(update={"outcome": "not deleted: it was not in the plan that was agreed to"})
     return item
 
 

@@ -90,7 +90,10 @@ class AuditRequest(Frozen):
 
 
 class ResyncRequest(Frozen):
-    """Asks for a resync of a cluster. `prune` and `prune_unexplained` allow the deletion of namespaces."""
+    """Asks for a resync of a cluster. `prune` and `prune_unexplained` allow the deletion of namespaces.
+
+    `limited` to what somebody was shown and agreed to: only the deletions that `confirmed` names, by slug.
+    """
 
     installation: str
     id: str
@@ -99,3 +102,5 @@ class ResyncRequest(Frozen):
     prune_unexplained: bool = False
     requested_by: str = ""
     at: datetime
+    limited: bool = False
+    confirmed: tuple[str, ...] = ()

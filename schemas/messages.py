@@ -186,6 +186,8 @@ def _write_request(request: ResyncRequest) -> events_pb2.ResyncRequest:
         prune_unexplained=request.prune_unexplained,
         requested_by=request.requested_by,
         at_unix_ms=_ms(request.at),
+        limited=request.limited,
+        confirmed=request.confirmed,
     )
 
 
@@ -198,6 +200,8 @@ def _read_request(message: events_pb2.ResyncRequest) -> ResyncRequest:
         prune_unexplained=message.prune_unexplained,
         requested_by=message.requested_by,
         at=_at(message.at_unix_ms),
+        limited=message.limited,
+        confirmed=tuple(message.confirmed),
     )
 
 

@@ -59,9 +59,9 @@ def resync_durable(cluster: str) -> str:
     return f"resync-{cluster}"
 
 
-def report_key(cluster: str) -> str:
-    """Return the key of a cluster's last resync report."""
-    return _REPORT_PREFIX + cluster
+def report_key(cluster: str, request: str = "") -> str:
+    """Return the key of a cluster's last resync report, or of the one that answers a request, by its id."""
+    return f"{_REPORT_PREFIX}{cluster}{f'.{request}' if request else ''}"
 
 
 def is_account_status(key: str) -> bool:

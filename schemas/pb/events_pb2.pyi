@@ -267,6 +267,8 @@ class ResyncRequest(_message.Message):
     PRUNE_UNEXPLAINED_FIELD_NUMBER: _builtins.int
     REQUESTED_BY_FIELD_NUMBER: _builtins.int
     AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    LIMITED_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
     installation: _builtins.str
     id: _builtins.str
     dry_run: _builtins.bool
@@ -276,6 +278,10 @@ class ResyncRequest(_message.Message):
     prune_unexplained: _builtins.bool
     requested_by: _builtins.str
     at_unix_ms: _builtins.int
+    limited: _builtins.bool
+    """Somebody was shown a plan: only these deletions of it, by slug, were agreed to."""
+    @_builtins.property
+    def confirmed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -286,10 +292,12 @@ class ResyncRequest(_message.Message):
         prune_unexplained: _builtins.bool = ...,
         requested_by: _builtins.str = ...,
         at_unix_ms: _builtins.int = ...,
+        limited: _builtins.bool = ...,
+        confirmed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "dry_run", b"dry_run", "id", b"id", "installation", b"installation", "prune", b"prune", "prune_unexplained", b"prune_unexplained", "requested_by", b"requested_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "confirmed", b"confirmed", "dry_run", b"dry_run", "id", b"id", "installation", b"installation", "limited", b"limited", "prune", b"prune", "prune_unexplained", b"prune_unexplained", "requested_by", b"requested_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

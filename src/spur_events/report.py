@@ -94,6 +94,7 @@ def _row(status: AccountStatus, newest: Any) -> dict[str, Any]:
         "applied": str(status.applied) if status.applied else None,
         "since": status.since.isoformat(timespec="seconds"),
         "not_enforced": list(status.not_enforced),
+        "retained": status.retained,
         "over_quota": list(status.over_quota),
         "retry_at": status.retry_at.isoformat(timespec="seconds") if status.retry_at else None,
     }
@@ -114,8 +115,8 @@ async def _resyncs(bus: jetstream.Bus) -> list[dict[str, Any]]:
             ],
             "message": entry.value.message,
         }
-        for entry in reports.values()
-        if isinstance(entry, jetstream.Entry)
+        for key, entry in reports.items()
+        if isinstance(entry, jetstream.Entry) and key == subjects.report_key(entry.value.cluster)
     ]
 
 
@@ -168,6 +169,7 @@ def _print_status(found: dict[str, Any]) -> None:
         table.add_column(heading, overflow="fold")
     for row in found["accounts"]:
         notes = [note for note in (row.get("reason"), row.get("message")) if note]
+        notes += ["retained"] if row.get("retained") else []
         notes += [f"not enforced: {name}" for name in row.get("not_enforced", ())]
         notes += [f"over-quota: {key}" for key in row.get("over_quota", ())]
         cells = [row.get("account", row.get("key")), row.get("cluster"), row["phase"], row.get("wanted")]

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -55,7 +55,8 @@ async def resync(config: settings.Settings, wish: Wish, cluster: str | None) -> 
             return asking.end(plan, unheard)
         deletions = _deletions(plan)
         allowed = not deletions or _may_delete(console, wish, deletions)
-        done = await asking.run(dry_run=False, delete=allowed and not unheard)
+        agreed = [item.slug for item in deletions] if allowed and not unheard else []
+        done = await asking.run(dry_run=False, agreed=agreed)
         _show_outcome(console, done)
         code = asking.end(done, unheard)
         if allowed:
@@ -97,11 +98,12 @@ class _Asking:
                 break
         return ""
 
-    async def run(self, *, dry_run: bool, delete: bool = True) -> ResyncReport:
+    async def run(self, *, dry_run: bool, agreed: Sequence[str] = ()) -> ResyncReport:
         """Ask for a resync, or join a running one that does the same, and return its last report.
 
-        Without `delete` no namespace goes, whatever the command line wishes.
+        No deletion is carried out but those of the slugs that were `agreed` to.
         """
+        delete = dry_run or bool(agreed)
         request = ResyncRequest(
             installation=self._installation,
             id=uuid.uuid4().hex,
@@ -110,6 +112,8 @@ class _Asking:
             prune_unexplained=delete and self._wish.prune_unexplained,
             requested_by=self._user,
             at=datetime.now(UTC),
+            limited=not dry_run,
+            confirmed=tuple(agreed),
         )
         report = await self._report()
         followed = request.id
@@ -132,10 +136,11 @@ class _Asking:
         bar = progress.add_task("waiting", total=None)
         with progress:
             while True:
-                report = await self._report()
-                if report is not None and report.at != last:
-                    last, heard_s = report.at, time.monotonic()
-                if report is not None and report.id == followed:
+                report = await self._report(followed)
+                latest = report or await self._report()  # while another run is under way
+                if latest is not None and latest.at != last:
+                    last, heard_s = latest.at, time.monotonic()
+                if report is not None:
                     if report.state is not RunState.RUNNING:
                         return report
                     total = sum(item.action in WORK for item in report.items)
@@ -150,8 +155,8 @@ class _Asking:
                     )
                 await asyncio.sleep(_POLL_S)
 
-    async def _report(self) -> ResyncReport | None:
-        key = subjects.report_key(self._cluster)
+    async def _report(self, request: str = "") -> ResyncReport | None:
+        key = subjects.report_key(self._cluster, request)
         entry = await self._bus.get(subjects.STATUS_BUCKET, key, ResyncReport, newest=True)
         return entry.value if entry else None
 
