@@ -18,8 +18,8 @@ import rich.progress
 import typer
 
 from spur_events import errors, jetstream, settings
+from spur_events.consumers import answers, retries, source
 from spur_events.consumers import resync as requests
-from spur_events.consumers import retries, source
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AuditRequest, RecheckReason, ResyncRequest
@@ -27,8 +27,9 @@ from spur_events.schemas.resync import DELETIONS, WORK, Action, Checkpoint, Item
 from spur_events.schemas.status import AccountStatus, Phase
 
 _POLL_S = 0.1
-#: Without a sign of life from the process that runs a resync for so long, it is given up.
-_SILENCE_S = 60.0
+#: Without a sign of life from the process that runs a resync for so long, it is given up. Longer than that process
+#: waits for the writers, which is told.
+_SILENCE_S = answers.STALL_S + 30.0
 _AUDIT_PAUSES_S = (0.5, 1.0, 2.0)
 _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.REFUSED: 3}
 

@@ -219,21 +219,19 @@ async def test_without_a_relay_drift_is_undone_and_nothing_is_deleted(
         assert await cluster.hard(here.name("bio")) == {"requests.cpu": "4"}
 
 
-async def test_a_running_resync_is_joined(here: site.Site) -> None:
-    """Its writer is slow: nobody applies meanwhile."""
+async def test_three_commands_at_once_do_the_work_once(here: site.Site) -> None:
+    """Each gets an answer, although the last report of a cluster is soon that of another request."""
     await drifted(here)
-    # A second command while the first one waits for the writers shows the same run.
     commands = [asyncio.create_task(command(here.config, "resync", "--yes")) for _ in range(3)]
     ended = await asyncio.gather(*commands)
     assert {code for code, _, _ in ended} == {0}, ended
     await here.in_phase("old", Phase.PRUNED)
-    changed = [event for event in await resyncs.rechecks(here.bus, here.cluster.name) if event.namespace_uid]
-    slugs = sorted(event.slug for event in changed)
+    slugs = [event.slug for event in await resyncs.rechecks(here.bus, here.cluster.name)]
     assert slugs.count(names.slug(here.name("bio"))) == 1
     await compare.whole(here.bus, here.config, here.cluster)
 
 
-async def test_a_resync_whose_writers_are_away_is_joined_and_ends(
+async def test_a_resync_that_waits_for_its_writers_is_followed_to_its_end(
     given: settings.Settings, unique: str
 ) -> None:
     async with site.running(given, unique) as here:
@@ -295,10 +293,9 @@ async def test_adopt_of_a_missing_account(here: site.Site) -> None:
     for account in ("nobody", "old"):
         code, out, lines = await command(here.config, "adopt", here.name(account))
         assert (code, out) == (1, "")
-        assert lines == [
-            f"spur-events: no account '{here.name(account)}' in the database; add it first:"
-            f" sacctmgr add account name={here.name(account)}"
-        ]
+        assert len(lines) == 1
+        assert lines[0].startswith(f"spur-events: no account '{here.name(account)}' in the database; add it")
+        assert lines[0].endswith(f"sacctmgr add account name={here.name(account)}")
 
 
 async def test_adopt_of_another_installations_namespace(here: site.Site) -> None:

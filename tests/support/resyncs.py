@@ -34,9 +34,10 @@ async def ask(
     return request.id
 
 
-async def report(bus: jetstream.Bus, cluster: str) -> ResyncReport | None:
-    """Return the last report of a cluster."""
-    entry = await bus.get(subjects.STATUS_BUCKET, subjects.report_key(cluster), ResyncReport, newest=True)
+async def report(bus: jetstream.Bus, cluster: str, asked: str = "") -> ResyncReport | None:
+    """Return the last report of a cluster, or that of a request."""
+    key = subjects.report_key(cluster, asked)
+    entry = await bus.get(subjects.STATUS_BUCKET, key, ResyncReport, newest=True)
     return entry.value if entry else None
 
 
@@ -44,9 +45,8 @@ async def ended(bus: jetstream.Bus, cluster: str, asked: str, patience_s: float 
     """Wait until a resync ended, and return its report."""
 
     async def check() -> ResyncReport | None:
-        found = await report(bus, cluster)
-        over = found is not None and found.id == asked and found.state is not RunState.RUNNING
-        return found if over else None
+        found = await report(bus, cluster, asked)
+        return found if found is not None and found.state is not RunState.RUNNING else None
 
     return await pipeline.eventually(check, f"resync {asked} ended", patience_s)
 
