@@ -236,6 +236,7 @@ async def test_a_resync_that_waits_for_its_writers_is_followed_to_its_end(
 ) -> None:
     async with site.running(given, unique) as here:
         await here.add("bio", "alice")
+        await resyncs.run(here)  # so that none is under way when all this ends
         await here.edit("ResourceQuota", "bio", marks.QUOTA_NAME, {"spec": {"hard": {"pods": "500"}}})
     async with (
         pipeline.relay(given),

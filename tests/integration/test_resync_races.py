@@ -20,6 +20,7 @@ _ACCOUNTS = 20
 _WRITERS = 4
 _SEQUENCES = 200
 _SEED = 4
+_Statements = list[tuple[str, tuple[str, ...]]]
 
 
 def write(given: settings.Settings, prefix: str, seed: int, sequences: int) -> None:
@@ -28,11 +29,11 @@ def write(given: settings.Settings, prefix: str, seed: int, sequences: int) -> N
     with postgres.connect(given.database, f"writer {seed}") as connection:
         for number in range(sequences):
             account = f"{prefix}a{rng.randrange(_ACCOUNTS)}"
-            delete = [
+            delete: _Statements = [
                 ("DELETE FROM users WHERE account = %s", (account,)),
                 ("DELETE FROM accounts WHERE name = %s", (account,)),
             ]
-            insert = [
+            insert: _Statements = [
                 (
                     "INSERT INTO accounts (name, grp_tres) VALUES (%s, %s) ON CONFLICT DO NOTHING",
                     (account, f"cpu={seed * 1000 + number}"),
@@ -55,7 +56,7 @@ def write(given: settings.Settings, prefix: str, seed: int, sequences: int) -> N
 def commit(
     given: settings.Settings,
     connection: postgres.Connection,
-    statements: list[tuple[str, tuple[str, ...]]],
+    statements: _Statements,
 ) -> None:
     """Run a transaction; again where it met another writer. One that another writer has overtaken is skipped."""
     while True:

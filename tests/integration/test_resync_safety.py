@@ -72,10 +72,10 @@ async def one_to_prune(here: site.Site) -> None:
     await compare.whole(here.bus, here.config, here.cluster)
 
 
-async def refused(here: site.Site, **wish: bool) -> ResyncReport:
+async def refused(here: site.Site, *, prune_unexplained: bool = False) -> ResyncReport:
     """Resync; it is refused, and no object of ours has changed."""
     before = await resyncs.versions(here)
-    asked = await resyncs.ask(here.bus, here.cluster.name, **wish)
+    asked = await resyncs.ask(here.bus, here.cluster.name, prune_unexplained=prune_unexplained)
     found = await resyncs.ended(here.bus, here.cluster.name, asked)
     assert found.state is RunState.REFUSED, found
     assert "nothing was deleted" in found.message
