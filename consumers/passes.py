@@ -102,22 +102,17 @@ class _Writer:
         )
 
     async def grant(self, todo: steps.Steps) -> None:
-        """Write what is wanted: limits before people, and people before what lets them in."""
-        by_kind: dict[str, list[marks.Manifest]] = {}
-        for manifest in todo.changed:
-            by_kind.setdefault(manifest["kind"], []).append(manifest)
-        accounts = by_kind.pop("ServiceAccount", [])
-        bindings = by_kind.pop("RoleBinding", [])
+        """Write what is wanted: limits and people at once, and then what lets the people in."""
+        # In a namespace that this pass made there is nothing yet that a member's ServiceAccount could replace.
+        person = apply.ensure_service_account if todo.uid is not None else apply.apply
+        writers = {"ServiceAccount": person}
         await self._all(
-            self._attempt(manifest, apply.apply(self._client, manifest))
-            for manifests in by_kind.values()
-            for manifest in manifests
+            self._attempt(manifest, writers.get(manifest["kind"], apply.apply)(self._client, manifest))
+            for manifest in todo.changed
+            if manifest["kind"] != "RoleBinding"
         )
-        await self._all(
-            self._attempt(manifest, apply.ensure_service_account(self._client, manifest))
-            for manifest in accounts
-        )
-        if self._plan.binding is not None and not self._bound and (bindings or todo.losing):
+        bound = any(manifest["kind"] == "RoleBinding" for manifest in todo.changed)
+        if self._plan.binding is not None and not self._bound and (bound or todo.losing):
             await self._attempt(self._plan.binding, apply.apply(self._client, self._plan.binding))
 
     async def findings(self, *, check_quota: bool) -> steps.Findings:
