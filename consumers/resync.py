@@ -36,6 +36,8 @@ _WAIT_S = 5.0
 #: Objects a page: ten list calls for 500 accounts with five members each leave room to spare.
 _PAGE = 1000
 _IN_FLIGHT = 64
+#: About a minute, or as long as the server asks for.
+_LIST_ATTEMPTS = 15
 _ANSWER_KEPT = timedelta(minutes=10)
 _INSIDE = ("ResourceQuota", "LimitRange", "Role", "RoleBinding", "ServiceAccount")
 _REASONS = {
@@ -211,8 +213,7 @@ class Resync:
         """List everything that could be ours: never one request an account."""
         selector = f"{marks.MANAGED_BY}={marks.FIELD_MANAGER}"
         namespaces, *inside = await asyncio.gather(
-            observe.list_all(self._client, "Namespace", page=_PAGE),
-            *(observe.list_all(self._client, kind, selector=selector, page=_PAGE) for kind in _INSIDE),
+            self._listed("Namespace"), *(self._listed(kind, selector) for kind in _INSIDE)
         )
         by_namespace: dict[str, list[marks.Manifest]] = {}
         for found in (one for listed in inside for one in listed):
@@ -225,6 +226,15 @@ class Resync:
             ),
             inside={name: tuple(found) for name, found in by_namespace.items()},
         )
+
+    async def _listed(self, kind: str, selector: str = "") -> list[marks.Manifest]:
+        """List a kind; a server that is away or asks to be left alone for a while is waited for (rule 20)."""
+
+        async def attempt() -> list[marks.Manifest]:
+            return await observe.list_all(self._client, kind, selector=selector, page=_PAGE)
+
+        refused = (kube_errors.ForbiddenError, kube_errors.UnauthorizedError)
+        return await retrying.call(f"list {kind}", _LIST_ATTEMPTS, attempt, unless=refused)
 
     async def _forget(self, request: ResyncRequest, items: Sequence[Item], doubt: str) -> None:
         """Have the relay record the deletion of accounts that only the bucket knows; their namespaces close."""

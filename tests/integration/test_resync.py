@@ -1,6 +1,7 @@
 """A resync on real parts: what it finds, that the account's writer carries it out, and what is left alone."""
 
 import functools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -380,6 +381,38 @@ async def test_a_namespace_that_vanishes_during_a_resync_fails_nobody_else(
         assert removed
         items = resyncs.items(found, here)
         assert all(items[name].carried_out for name in ("a", "b", "d", "e")), items
+        await compare.whole(here.bus, here.config, here.cluster)
+
+
+async def test_a_throttled_resync_waits_as_it_is_told(
+    start: Start, control_plane: servers.Cluster, tmp_path: Path
+) -> None:
+    """Case C50: the server refuses everything for a while, lists and writes alike."""
+    async with (
+        proxy.before(control_plane.kubeconfig, tmp_path) as before,
+        start(before.kubeconfig) as here,
+    ):
+        accounts = [f"a{number}" for number in range(10)]
+        here.sql(
+            "INSERT INTO accounts (name, grp_tres) SELECT '$a' || n, 'cpu=4' FROM generate_series(0, 9) n"
+        )
+        await compare.whole(here.bus, here.config, here.cluster)
+        for account in accounts:
+            await here.edit("ResourceQuota", account, marks.QUOTA_NAME, {"spec": {"hard": {"pods": "5"}}})
+        until_s = time.monotonic() + 4
+
+        async def throttle(_request: web.Request) -> web.Response | None:
+            if time.monotonic() > until_s:
+                return None
+            return proxy.refusal(429, "TooManyRequests", "slow down", Retry_After="1")
+
+        before.rule = throttle
+        found = await resyncs.run(here)
+        assert found.state is RunState.DONE, found
+        assert all(item.carried_out for item in resyncs.items(found, here).values())
+        assert len(resyncs.items(found, here)) == len(accounts)
+        # Told to wait a second each time: a handful of lists, not a hot loop.
+        assert 0 < len(before.refused) <= 6 * 6
         await compare.whole(here.bus, here.config, here.cluster)
 
 
