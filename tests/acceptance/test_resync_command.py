@@ -29,7 +29,7 @@ def given(
 
 @pytest.fixture
 async def here(given: settings.Settings, unique: str) -> AsyncIterator[site.Site]:
-    async with site.running(given, unique) as made:
+    async with resyncs.running(given, unique) as made:
         yield made
 
 
@@ -202,7 +202,7 @@ async def test_another_cluster_that_nobody_resyncs(here: site.Site) -> None:
 async def test_without_a_relay_drift_is_undone_and_nothing_is_deleted(
     given: settings.Settings, unique: str
 ) -> None:
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await drifted(here)
     async with (
         pipeline.background(services.apply(given)),
@@ -234,9 +234,8 @@ async def test_three_commands_at_once_do_the_work_once(here: site.Site) -> None:
 async def test_a_resync_that_waits_for_its_writers_is_followed_to_its_end(
     given: settings.Settings, unique: str
 ) -> None:
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await here.add("bio", "alice")
-        await resyncs.run(here)  # so that none is under way when all this ends
         await here.edit("ResourceQuota", "bio", marks.QUOTA_NAME, {"spec": {"hard": {"pods": "500"}}})
     async with (
         pipeline.relay(given),

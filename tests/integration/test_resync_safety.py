@@ -38,7 +38,7 @@ def given(
 
 @pytest.fixture
 async def here(given: settings.Settings, unique: str) -> AsyncIterator[site.Site]:
-    async with site.running(given, unique) as made:
+    async with resyncs.running(given, unique) as made:
         yield made
 
 
@@ -107,7 +107,7 @@ async def test_a_fresh_database_behind_the_same_nats(
     given: settings.Settings, unique: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Case C01: its relay refuses to start, and a resync without a relay deletes nothing."""
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await five(here)
         before = await resyncs.versions(here)
     with servers.database(migrated=True) as url:
@@ -130,12 +130,12 @@ async def test_a_fresh_database_and_a_fresh_nats(
     given: settings.Settings, unique: str, control_plane: servers.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Case C01: another installation by all that it can know, and the cluster is full."""
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await five(here)
         before = await resyncs.versions(here)
         with servers.database(migrated=True) as url, servers.own_nats() as bus_server:
             fresh = site.config(url, bus_server, control_plane, unique, resync=_RESYNC)
-            async with site.running(fresh, unique) as there:
+            async with resyncs.running(fresh, unique) as there:
                 found = await refused(there)
                 assert "source has 0 accounts" in found.message
                 assert "--prune-unexplained" in found.message
@@ -220,7 +220,7 @@ async def test_row_security_hides_nine_of_ten_accounts(
     given: settings.Settings, restricted: settings.Settings, unique: str
 ) -> None:
     """Case C02: the one is still followed, and nothing of the nine is lost."""
-    async with site.running(restricted, unique) as made:
+    async with resyncs.running(restricted, unique) as made:
         here = site.Site(config=given, bus=made.bus, cluster=made.cluster, prefix=unique)
         here.sql(
             "INSERT INTO accounts (name, grp_tres) SELECT '$a' || n, 'cpu=4' FROM generate_series(1, 10) n"
@@ -258,7 +258,7 @@ async def test_two_installations_share_a_cluster(
     await five(here)
     with servers.database(migrated=True) as url, servers.own_nats() as bus_server:
         other = site.config(url, bus_server, control_plane, unique, resync=_RESYNC)
-        async with site.running(other, unique) as there:
+        async with resyncs.running(other, unique) as there:
             await there.add("b1", "bob")
             await there.add("b2", "bob")
             await there.delete("b2")
@@ -349,7 +349,7 @@ async def test_a_missing_checkpoint(here: site.Site) -> None:
 
 
 async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await one_to_prune(here)
     async with without_relay(given, unique) as here:
         slug = names.slug(here.name("bio"))
@@ -361,7 +361,7 @@ async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
         assert "left 2 and 1 there" in found.message
         assert resyncs.items(found, here)["bio"].action is Action.UNEXPLAINED
         await refused(here, prune_unexplained=True)
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await compare.whole(here.bus, here.config, here.cluster)
         found = await resyncs.run(here)
         assert found.state is RunState.DONE
@@ -370,7 +370,7 @@ async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
 
 
 async def test_a_silent_relay(given: settings.Settings, unique: str) -> None:
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await one_to_prune(here)
     async with without_relay(given, unique) as here:
         await write_heartbeat(here.bus, age_s=120)
@@ -433,11 +433,11 @@ def write_kubeconfig(admins: Path, target: Path, token: str) -> None:
 
 async def test_a_restored_database(given: settings.Settings, unique: str) -> None:
     """Design rule 3: a new epoch; what it does not know is not pruned, and new changes are applied."""
-    async with site.running(given, unique) as here:
+    async with resyncs.running(given, unique) as here:
         await here.add("bio", "alice")
         await here.add("chem", "bob")
     with copied(given) as url:
-        async with site.running(given, unique) as here:
+        async with resyncs.running(given, unique) as here:
             for step in range(5, 10):
                 here.sql(f"UPDATE accounts SET grp_tres = 'cpu={step}' WHERE name = '$bio'")
             await here.settled("bio")
@@ -445,7 +445,7 @@ async def test_a_restored_database(given: settings.Settings, unique: str) -> Non
             await here.delete("chem")
             assert await here.cluster.hard(here.name("bio")) == {"requests.cpu": "9"}
         restored = with_database(given, url)
-        async with site.running(restored, unique) as here:
+        async with resyncs.running(restored, unique) as here:
             await here.settled("bio")
             assert await here.cluster.hard(here.name("bio")) == {"requests.cpu": "4"}
             assert (await here.settled("chem")).phase is Phase.APPLIED

@@ -1,14 +1,24 @@
 """Asking for resyncs over the bus, as the command and the interval do, and reading what became of them."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from support import compare, pipeline, servers, site
 
-from spur_events import jetstream
+from spur_events import jetstream, settings
 from spur_events.consumers import resync, source
 from spur_events.schemas import subjects
 from spur_events.schemas.events import AuditRequest, Recheck, ResyncRequest
 from spur_events.schemas.resync import WORK, Checkpoint, Item, ResyncReport, RunState
+
+
+@contextlib.asynccontextmanager
+async def running(given: settings.Settings, prefix: str) -> AsyncIterator[site.Site]:
+    """Run everything until the block ends; begins when the resync that the start asks for is over."""
+    async with site.running(given, prefix) as made:
+        await run(made)
+        yield made
 
 
 async def ask(
