@@ -31,6 +31,7 @@ class Source:
     checkpoint: Checkpoint | None
     relay: RelayStatus | None
     installation: str
+    read_at: datetime
     damaged: tuple[str, ...] = ()
 
     @property
@@ -85,7 +86,7 @@ class Source:
                 f" its relay left {check.bucket_accounts} and {check.tombstones} there: it was torn or restored;"
                 " the relay's next audit fills it again"
             )
-        age_s = (datetime.now(UTC) - self.relay.at).total_seconds() if self.relay is not None else None
+        age_s = (self.read_at - self.relay.at).total_seconds() if self.relay is not None else None
         if age_s is None or age_s > RELAY_STALE_S:
             said = "never" if age_s is None else f"{age_s:.0f} s ago"
             return (
@@ -124,5 +125,6 @@ async def _once(bus: jetstream.Bus, installation: str) -> Source:
         checkpoint=checkpoint,
         relay=relay,
         installation=installation,
+        read_at=datetime.now(UTC),
         damaged=tuple(slug for slug, one in entries.items() if isinstance(one, jetstream.Damaged)),
     )

@@ -315,7 +315,7 @@ async def test_observe_and_list(client: kube.Client, unique: str) -> None:
     assert await observe.observe(client, namespace, unique, unique) == observed.Observed(namespace=None)
     await create(client, plan)
     bob = next(one for one in plan.service_accounts if one["metadata"]["name"].endswith("bob"))
-    await edit(client, bob, {"metadata": {"labels": {marks.INSTALLATION: None}}})
+    await edit(client, bob, {"metadata": {"labels": {marks.INSTALLATION: None, marks.MANAGED_BY: None}}})
     found = await observe.observe(client, namespace, unique, unique)
     assert diff.differs(some(plan.quota), some(found.quota)) == []
     assert diff.differs(some(plan.binding), some(found.binding)) == []

@@ -29,6 +29,8 @@ def config(database_url: str, nats_server: Nats, **groups: dict[str, Any]) -> se
         "nats": {"url": nats_server.url, "user": nats_server.user, "password": nats_server.password},
         # So that a broken notification path is seen: nothing may depend on a short poll.
         "relay": {"poll_interval_s": 1.0, "heartbeat_s": 1.0},
+        # A resync that comes by itself would carry out what a test only wants to see planned.
+        "resync": {"interval_s": 86400.0},
     }
     for group, values in groups.items():
         given[group] = {**given.get(group, {}), **values}

@@ -44,7 +44,7 @@ def source(accounts: int, tombstones: int = 0, *, age_s: float = 1.0, **changes:
         epoch=1,
         host="h",
         pid=1,
-        at=datetime.now(UTC) - timedelta(seconds=age_s),
+        at=_NOW - timedelta(seconds=age_s),
         revision=1,
     )
     return Source(
@@ -53,6 +53,7 @@ def source(accounts: int, tombstones: int = 0, *, age_s: float = 1.0, **changes:
         checkpoint=checkpoint.model_copy(update=changes),
         relay=beat,
         installation="i",
+        read_at=_NOW,
     )
 
 
