@@ -1,6 +1,8 @@
 """When the source of a resync is in doubt, and what is said then (design rule 12)."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,29 +60,34 @@ def source(accounts: int, tombstones: int = 0, *, age_s: float = 1.0, **changes:
 
 
 @pytest.mark.parametrize(
-    ("found", "ours", "others"),
+    ("make", "ours", "others"),
     [
-        (source(5), 5, 0),
-        (source(5), 0, 9),
-        (source(0), 0, 0),
-        (source(0, 2), 2, 0),
+        (partial(source, 5), 5, 0),
+        (partial(source, 5), 0, 9),
+        (partial(source, 0), 0, 0),
+        (partial(source, 0, 2), 2, 0),
         # Its last accounts were deleted; the cluster is shared.
-        (source(0, 2), 2, 9),
-        (source(0, 2), 0, 9),
+        (partial(source, 0, 2), 2, 9),
+        (partial(source, 0, 2), 0, 9),
     ],
 )
-def test_no_doubt(found: Source, ours: int, others: int) -> None:
-    assert found.doubt(ours, others, override=False) == ""
+def test_no_doubt(make: Callable[[], Source], ours: int, others: int) -> None:
+    assert make().doubt(ours, others, override=False) == ""
 
 
 @pytest.mark.parametrize(
-    ("found", "ours", "others", "said"),
+    ("make", "ours", "others", "said"),
     [
-        (source(0), 5, 0, "source has 0 accounts, cluster has 5 namespaces of accounts;"),
-        (source(0), 0, 5, "source has 0 accounts, cluster has 5 namespaces of accounts (5 of them not this"),
-        (source(0, 1), 5, 0, "source has 0 accounts, cluster has 5 namespaces of accounts;"),
+        (partial(source, 0), 5, 0, "source has 0 accounts, cluster has 5 namespaces of accounts;"),
         (
-            source(10, database_accounts=1, unexplained=tuple(f"a{n}" for n in range(9))),
+            partial(source, 0),
+            0,
+            5,
+            "source has 0 accounts, cluster has 5 namespaces of accounts (5 of them not this",
+        ),
+        (partial(source, 0, 1), 5, 0, "source has 0 accounts, cluster has 5 namespaces of accounts;"),
+        (
+            partial(source, 10, database_accounts=1, unexplained=tuple(f"a{n}" for n in range(9))),
             10,
             0,
             "the bucket has 10 and the cluster 10 namespaces: 9 accounts are gone without a recorded deletion (a0, a1,",
@@ -88,26 +95,28 @@ def test_no_doubt(found: Source, ours: int, others: int) -> None:
     ],
 )
 def test_an_empty_or_partial_database_names_numbers_and_the_way_out(
-    found: Source, ours: int, others: int, said: str
+    make: Callable[[], Source], ours: int, others: int, said: str
 ) -> None:
-    text = found.doubt(ours, others, override=False)
+    text = make().doubt(ours, others, override=False)
     assert text.startswith("nothing was deleted: ")
     assert said in text
     assert "'spur-events resync --prune-unexplained'" in text
     assert "SPUR_EVENTS_DATABASE_URL" in text
-    assert found.doubt(ours, others, override=True) == ""
+    assert make().doubt(ours, others, override=True) == ""
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("make", "said"),
     [
-        (source(2, digest="0"), "torn or restored"),
-        (source(2, installation="j"), "the checkpoint is of installation j, this is i"),
-        (source(2, age_s=61), "last heard of 61 s ago"),
+        (partial(source, 2, digest="0"), "torn or restored"),
+        (partial(source, 2, installation="j"), "the checkpoint is of installation j, this is i"),
+        (partial(source, 2, age_s=61), "last heard of 61 s ago"),
     ],
 )
-def test_no_override_helps_against_a_torn_bucket_or_a_silent_relay(found: Source, said: str) -> None:
+def test_no_override_helps_against_a_torn_bucket_or_a_silent_relay(
+    make: Callable[[], Source], said: str
+) -> None:
     for override in (False, True):
-        text = found.doubt(2, 0, override=override)
+        text = make().doubt(2, 0, override=override)
         assert text.startswith("nothing was deleted: ")
         assert said in text
