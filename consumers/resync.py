@@ -5,6 +5,7 @@ It never writes to the cluster itself, and what it may conclude from absence, `s
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -119,6 +120,11 @@ class Resync:
             else:
                 await self._perform(request)
             await message.done()
+        except asyncio.CancelledError:
+            # Another process takes it at once, instead of after the ack wait.
+            with contextlib.suppress(errors.TemporaryError):
+                await message.again(0.1)
+            raise
         except errors.TemporaryError as error:
             # The request comes again after its ack wait.
             log.warning("resync did not end", extra={"error": str(error)})

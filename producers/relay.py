@@ -216,6 +216,8 @@ class _Lead:
         if not await self._publisher.is_as_left():
             log.warning("bucket is not as the relay left it: auditing")
             await self._audit()
+        elif await self._bus.get(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, Checkpoint) is None:
+            await self._publisher.write_checkpoint(self._owner, self._audited_at)
 
     async def _beat(self) -> None:
         while True:

@@ -183,6 +183,8 @@ class _Asking:
 
 
 def _can_join(report: ResyncReport, request: ResyncRequest) -> bool:
+    if request.confirmed:
+        return False  # the other run has other deletions to carry out
     alive = report.state is RunState.RUNNING and report.at > request.at - timedelta(seconds=_SILENCE_S / 2)
     same = (report.dry_run, report.prune, report.prune_unexplained)
     return alive and same == (request.dry_run, request.prune, request.prune_unexplained)

@@ -504,3 +504,44 @@ async def test_reading_a_bucket_under_constant_writes_misses_no_key(nats_server:
         async with pipeline.background(write()):
             for _ in range(5):
                 assert set(await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)) == set(every)
+
+
+async def test_members_that_row_security_hides_from_the_relay_stay_members(
+    database_url: str, nats_server: Nats, unique: str
+) -> None:
+    """A partial source: absence never takes access away."""
+    config = pipeline.config(database_url, nats_server)
+    pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
+    pipeline.execute(config, "INSERT INTO users (name, account) VALUES ('ada', 'bio'), ('bob', 'bio')")
+    async with pipeline.relay(config):
+        pass
+    pipeline.execute(
+        config,
+        f"CREATE ROLE {unique} LOGIN PASSWORD 'x';"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public, spur_events TO {unique};"
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public, spur_events TO {unique};"
+        f"GRANT USAGE ON SCHEMA spur_events TO {unique};"
+        "ALTER TABLE users ENABLE ROW LEVEL SECURITY;"
+        f"CREATE POLICY only_ada ON users TO {unique} USING (name = 'ada')",
+    )
+    try:
+        where = database_url.rpartition("@")[2]
+        restricted = pipeline.config(f"postgresql://{unique}:x@{where}", nats_server)
+        async with pipeline.relay(restricted) as (_, bus):
+            pipeline.execute(config, "UPDATE accounts SET description = 'x'")
+            await pipeline.published(config)
+            state = await pipeline.state(bus, "bio")
+            assert state is not None
+            assert state.description == "x"
+            assert [member.name for member in state.members] == ["ada", "bob"]
+    finally:
+        pipeline.execute(config, f"DROP OWNED BY {unique}; DROP ROLE {unique}")
+
+
+async def test_a_lost_checkpoint_is_written_again(database_url: str, nats_server: Nats) -> None:
+    config = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(config) as (_, bus):
+        entry = await bus.get(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, Checkpoint)
+        assert entry is not None
+        await bus.delete(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, last=entry.sequence)
+        await pipeline.eventually(lambda: checkpoint(bus), "the checkpoint is there again")

@@ -47,6 +47,7 @@ create table spur_events.memberships (
   generation text not null default gen_random_uuid()::text,
   primary key (user_name, account)
 );
+create index memberships_by_account on spur_events.memberships (account);
 
 create table spur_events.incarnations (
   account text primary key,
