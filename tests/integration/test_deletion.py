@@ -34,13 +34,6 @@ async def here(start: Start) -> AsyncIterator[site.Site]:
         yield made
 
 
-async def gone(here: site.Site, account: str) -> None:
-    async def check() -> bool:
-        return await here.get("Namespace", account) is None
-
-    await pipeline.eventually(check, f"the namespace of {account} is gone")
-
-
 async def test_a_deleted_account_is_closed_then_pruned(here: site.Site) -> None:
     await here.add("bio", "alice")
     closed = await here.delete("bio")
@@ -49,7 +42,7 @@ async def test_a_deleted_account_is_closed_then_pruned(here: site.Site) -> None:
     status = await here.prune("bio")
     assert status.phase in {Phase.TERMINATING, Phase.PRUNED}
     assert status.namespace_uid == uid
-    await gone(here, "bio")
+    await here.gone("bio")
     status = await here.in_phase("bio", Phase.PRUNED)
     assert status.settled
     await compare.whole(here.bus, here.config, here.cluster)
@@ -110,7 +103,7 @@ async def test_a_namespace_with_drift_is_closed_first(here: site.Site) -> None:
     assert (status.phase, status.reason) == (Phase.CLOSED, "Kept")
     await compare.whole(here.bus, here.config, here.cluster)
     await here.prune("bio")
-    await gone(here, "bio")
+    await here.gone("bio")
 
 
 async def test_a_namespace_that_something_holds_is_waited_for_and_never_forced(here: site.Site) -> None:
@@ -219,7 +212,7 @@ async def test_an_unexplained_namespace_goes_only_when_it_is_meant(here: site.Si
     assert marks.RETAIN in status.message
     await here.edit("Namespace", "left", "", {"metadata": {"annotations": {marks.RETAIN: None}}})
     await here.recheck("left", RecheckReason.PRUNE_UNEXPLAINED, uid=uid)
-    await gone(here, "left")
+    await here.gone("left")
     await here.in_phase("left", Phase.PRUNED)
 
 

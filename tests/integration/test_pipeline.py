@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 from support import pipeline, servers
+from support import site as sites
+from support.site import Site
 
 from spur_events import errors, jetstream, services, settings
 from spur_events.consumers.kube import kinds, observe
@@ -16,49 +17,17 @@ from spur_events.schemas.events import Recheck, RecheckReason
 from spur_events.schemas.status import AccountStatus, Phase
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A running pipeline, and what a test needs to look at it."""
-
-    config: settings.Settings
-    bus: jetstream.Bus
-    cluster: pipeline.Cluster
-    prefix: str
-
-    def sql(self, statement: str) -> None:
-        """Run SQL with $ for the test's own name prefix."""
-        pipeline.execute(self.config, statement.replace("$", self.prefix))
-
-    def name(self, account: str) -> str:
-        return self.prefix + account
-
-    async def settled(self, account: str) -> None:
-        await pipeline.settled(self.bus, self.config, self.name(account))
-
-    async def in_phase(self, account: str, phase: Phase) -> AccountStatus:
-        return await pipeline.in_phase(self.bus, self.config, self.name(account), phase)
-
-
 @pytest.fixture
 def config(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> settings.Settings:
-    return pipeline.config(
-        database_url,
-        nats_server,
-        kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfig},
-        apply={"sweep_interval_s": 1.0, "retry_min_s": 0.2, "retry_max_s": 1.0},
-    )
+    return sites.config(database_url, nats_server, control_plane, unique)
 
 
 @pytest.fixture
 async def site(config: settings.Settings, unique: str) -> AsyncIterator[Site]:
-    async with (
-        pipeline.everything(config),
-        jetstream.connect(config.nats, "test") as bus,
-        pipeline.cluster(config) as cluster,
-    ):
-        yield Site(config=config, bus=bus, cluster=cluster, prefix=unique)
+    async with sites.running(config, unique) as made:
+        yield made
 
 
 async def test_an_account_becomes_its_objects(site: Site) -> None:

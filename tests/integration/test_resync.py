@@ -47,13 +47,6 @@ async def here(start: Start) -> AsyncIterator[site.Site]:
         yield made
 
 
-async def gone(here: site.Site, account: str) -> None:
-    async def check() -> bool:
-        return await here.get("Namespace", account) is None
-
-    await pipeline.eventually(check, f"the namespace of {account} is gone")
-
-
 def summary(found: ResyncReport, here: site.Site) -> dict[str, tuple[Action, bool]]:
     """Return what was done about each account, and whether it was carried out."""
     return {name: (item.action, item.carried_out) for name, item in resyncs.items(found, here).items()}
@@ -116,7 +109,7 @@ async def test_a_dry_run_changes_nothing(here: site.Site) -> None:
     found = await resyncs.run(here)
     assert found.state is RunState.DONE
     assert all(carried_out for _, carried_out in summary(found, here).values())
-    await gone(here, "chem")
+    await here.gone("chem")
     await here.in_phase("chem", Phase.PRUNED)
     found = await resyncs.run(here)
     assert (found.state, resyncs.items(found, here), found.unchanged) == (RunState.DONE, {}, 3)
@@ -126,7 +119,7 @@ async def test_a_dry_run_changes_nothing(here: site.Site) -> None:
 async def test_a_deleted_namespace_is_created_again(here: site.Site) -> None:
     await here.add("bio", "alice")
     await here.remove("Namespace", "bio")
-    await gone(here, "bio")
+    await here.gone("bio")
     found = await resyncs.run(here)
     assert summary(found, here) == {"bio": (Action.CREATE, True)}
     assert found.state is RunState.DONE
@@ -214,7 +207,7 @@ async def test_the_last_account_of_an_installation_is_pruned(here: site.Site) ->
     found = await resyncs.run(here)
     assert (found.state, found.message) == (RunState.DONE, "")
     assert summary(found, here) == {"bio": (Action.PRUNE, True)}
-    await gone(here, "bio")
+    await here.gone("bio")
     assert await here.get("Namespace", "theirs0") is not None
 
 
@@ -315,7 +308,7 @@ async def test_an_unexplained_namespace_is_told_and_goes_only_when_it_is_meant(h
     assert "deletionTimestamp" not in (await here.live("Namespace", "left"))["metadata"]
     found = await resyncs.run(here, prune_unexplained=True)
     assert summary(found, here) == {"left": (Action.PRUNE_UNEXPLAINED, True)}
-    await gone(here, "left")
+    await here.gone("left")
     assert await here.cluster.subjects(here.name("bio")) == ["spur-user-alice"]
 
 
@@ -372,7 +365,7 @@ async def test_a_namespace_that_vanishes_during_a_resync_fails_nobody_else(
             if not removed and request.method == "GET" and here.namespace("") in request.path:
                 removed = True  # the first look of a writer: the lists are done
                 await here.remove("Namespace", "c")
-                await gone(here, "c")
+                await here.gone("c")
             return None
 
         before.rule = vanish
@@ -462,7 +455,7 @@ async def test_the_interval_runs_by_itself(start: Start) -> None:
         await here.add("bio", "alice")
         await here.add("chem", "bob")
         await here.delete("bio")
-        await gone(here, "bio")
+        await here.gone("bio")
         await here.edit("ResourceQuota", "chem", marks.QUOTA_NAME, {"spec": {"hard": {"pods": "5"}}})
 
         async def undone() -> bool:

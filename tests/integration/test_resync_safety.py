@@ -96,13 +96,6 @@ async def write_heartbeat(bus: jetstream.Bus, age_s: float) -> None:
     await bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, old)
 
 
-async def gone(here: site.Site, account: str) -> None:
-    async def check() -> bool:
-        return await here.get("Namespace", account) is None
-
-    await pipeline.eventually(check, f"the namespace of {account} is gone")
-
-
 async def test_a_fresh_database_behind_the_same_nats(
     given: settings.Settings, unique: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,14 +268,14 @@ async def test_two_installations_share_a_cluster(
             assert found.state is RunState.DONE
             actions = {name: item.action for name, item in resyncs.items(found, here).items()}
             assert actions == {"a5": Action.PRUNE, "legacy": Action.FOREIGN, "x": Action.FOREIGN}
-            await gone(here, "a5")
+            await here.gone("a5")
             assert await resyncs.versions(there) == theirs
             ours = await resyncs.versions(here)
             found = await resyncs.run(there, prune_unexplained=True)
             actions = {name: item.action for name, item in resyncs.items(found, here).items()}
             assert actions["a1"] is Action.CONFLICT
             assert actions["b2"] is Action.PRUNE
-            await gone(there, "b2")
+            await there.gone("b2")
             assert await resyncs.versions(here) == ours
             for account, before in unmarked.items():
                 assert await here.live("Namespace", account) == before
@@ -310,7 +303,7 @@ async def test_marks_that_were_changed_by_hand_are_restored(here: site.Site) -> 
     assert await here.cluster.subjects(here.name("bio")) == ["spur-user-bob"]
     await here.delete("physics")
     await resyncs.run(here)
-    await gone(here, "physics")
+    await here.gone("physics")
     assert await here.cluster.subjects(here.name("bio")) == ["spur-user-bob"]
 
 
@@ -324,7 +317,7 @@ async def test_marks_taken_off_a_deleted_accounts_namespace(here: site.Site) -> 
     found = await resyncs.run(here)
     assert resyncs.items(found, here)["physics"].action is Action.CLOSE
     await resyncs.run(here)
-    await gone(here, "physics")
+    await here.gone("physics")
     await compare.whole(here.bus, here.config, here.cluster)
 
 
@@ -345,7 +338,7 @@ async def test_a_missing_checkpoint(here: site.Site) -> None:
     assert "deletionTimestamp" not in (await here.live("Namespace", "old"))["metadata"]
     # The command has the relay audit first.
     assert await command(here.config) == 0
-    await gone(here, "old")
+    await here.gone("old")
 
 
 async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
@@ -365,7 +358,7 @@ async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
         await compare.whole(here.bus, here.config, here.cluster)
         found = await resyncs.run(here)
         assert found.state is RunState.DONE
-        await gone(here, "old")
+        await here.gone("old")
         assert await here.cluster.subjects(here.name("bio")) == ["spur-user-alice"]
 
 
@@ -504,5 +497,5 @@ async def test_a_bucket_that_is_harmed_while_everything_runs(here: site.Site, ho
     await compare.whole(here.bus, here.config, here.cluster)
     # Where the first one had to bring everything to the new revisions, the next one prunes.
     assert await command(here.config) == 0
-    await gone(here, "old")
+    await here.gone("old")
     assert await here.cluster.subjects(here.name("bio")) == ["spur-user-alice"]

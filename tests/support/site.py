@@ -56,6 +56,14 @@ class Site:
     async def in_phase(self, account: str, phase: Phase) -> AccountStatus:
         return await pipeline.in_phase(self.bus, self.config, self.name(account), phase)
 
+    async def gone(self, account: str) -> None:
+        """Wait until an account's namespace is gone."""
+
+        async def check() -> bool:
+            return await self.get("Namespace", account) is None
+
+        await pipeline.eventually(check, f"the namespace of {account} is gone")
+
     async def get(self, kind: str, account: str, name: str = "") -> dict[str, Any] | None:
         """Return a live object of an account; without a name, its namespace."""
         place = self.namespace(account)

@@ -1,17 +1,11 @@
-"""The only module that imports nats: the bus as the rest of the project sees it.
-
-Models go in, models come out (schemas.codec); driver errors leave in our tree. Streams and buckets are
-declared in deploy/nats/topology.json and made or reconciled by `Bus.ensure_topology`.
-"""
+"""The connection, and what can be done over it: models go in, models come out, driver errors leave in our tree."""
 
 import asyncio
 import contextlib
-import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Generic, TypeVar
 
 import nats
@@ -22,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 
 from spur_events import errors, process
+from spur_events.jetstream import topology
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -60,13 +55,6 @@ class Damaged:
 
     problem: str
     sequence: int
-
-
-def topology() -> dict[str, Any]:
-    """Return the declared streams and the settings that all our consumers share."""
-    text = resources.files("spur_events").joinpath("deploy/nats/topology.json").read_text("utf-8")
-    declared: dict[str, Any] = json.loads(text)
-    return declared
 
 
 @asynccontextmanager
@@ -151,7 +139,7 @@ class Bus:
             MisconfiguredError: naming the setting that cannot be changed in place, or a stream that belongs
                 to another installation or has another number of partitions.
         """
-        for declared in topology()["streams"]:
+        for declared in topology.declared()["streams"]:
             wanted = {**declared, "num_replicas": self._settings.replicas}
             if wanted["name"] == subjects.EVENTS_STREAM:
                 wanted["metadata"] = {
@@ -159,50 +147,7 @@ class Bus:
                     subjects.INSTALLATION_METADATA: installation,
                 }
             async with self._asking():
-                await self._ensure_stream(wanted)
-
-    async def _ensure_stream(self, wanted: dict[str, Any]) -> None:
-        name = wanted["name"]
-        try:
-            live = (await self._js.stream_info(name)).config
-        except nats.js.errors.NotFoundError:
-            await self._js.add_stream(api.StreamConfig(**wanted))
-            return
-        if name == subjects.EVENTS_STREAM:
-            self._check_metadata(live.metadata or {}, wanted["metadata"][subjects.INSTALLATION_METADATA])
-            wanted["metadata"] = {**(live.metadata or {}), **wanted["metadata"]}
-        differing = _differing(wanted, live)
-        if not differing:
-            return
-        refusal = "the server kept the old value"
-        # One setting at a time, so that a refusal names just what cannot be changed.
-        for key in differing:
-            try:
-                live = (await self._js.update_stream(live.evolve(**{key: wanted[key]}))).config
-            except nats.js.errors.APIError as error:
-                refusal = str(error.description)
-        if still := _differing(wanted, live):
-            raise errors.MisconfiguredError(
-                f"stream {name}: "
-                + ", ".join(f"{k} is {v!r} and should be {wanted[k]!r}" for k, v in still.items())
-                + f"; it cannot be changed in place ({refusal});"
-                " remove the stream, or set it back, and start again (docs/operations.md)"
-            )
-
-    def _check_metadata(self, live: Mapping[str, str], installation: str | None) -> str:
-        partitions = live.get(subjects.PARTITIONS_METADATA, "")
-        if partitions != str(self._settings.partitions):
-            raise errors.MisconfiguredError(
-                f"stream {subjects.EVENTS_STREAM} was made with {partitions or 'an unknown number of'} partitions,"
-                f" not {self._settings.partitions}; set SPUR_EVENTS_NATS_PARTITIONS to what it was made with"
-            )
-        owner = live.get(subjects.INSTALLATION_METADATA, "")
-        if installation is not None and owner != installation:
-            raise errors.MisconfiguredError(
-                f"stream {subjects.EVENTS_STREAM} belongs to installation {owner or 'unknown'}, the database is"
-                f" installation {installation}; point SPUR_EVENTS_DATABASE_URL and _NATS_URL at the same one"
-            )
-        return owner
+                await topology.ensure_stream(self._js, wanted)
 
     async def check_topology(self) -> str:
         """Return the installation that the streams belong to.
@@ -213,7 +158,7 @@ class Bus:
         """
         async with self._asking():
             info = await self._js.stream_info(subjects.EVENTS_STREAM)
-        return self._check_metadata(info.config.metadata or {}, None)
+        return topology.check_metadata(info.config.metadata or {}, str(self.partitions), None)
 
     async def publish(
         self, subject: str, model: Frozen, *, message_id: str, headers: Mapping[str, str] | None = None
@@ -404,29 +349,8 @@ class Bus:
         Raises:
             MisconfiguredError: naming the setting that cannot be changed in place.
         """
-        wanted = {
-            **topology()["consumer"],
-            "name": name,
-            "durable_name": name,
-            "filter_subjects": filters,
-            "ack_wait": ack_wait_s,
-        }
-        refusal = "the server kept the old value"
         async with self._asking():
-            try:
-                live = (
-                    await self._js.add_consumer(subjects.EVENTS_STREAM, api.ConsumerConfig(**wanted))
-                ).config
-            except (nats.js.errors.BadRequestError, nats.js.errors.ServerError) as error:
-                refusal = str(error.description)
-                live = (await self._js.consumer_info(subjects.EVENTS_STREAM, name)).config
-        if live is not None and (still := _differing(wanted, live)):
-            raise errors.MisconfiguredError(
-                f"consumer {name} of stream {subjects.EVENTS_STREAM}: "
-                + ", ".join(f"{k} is {v!r} and should be {wanted[k]!r}" for k, v in still.items())
-                + f"; it cannot be changed in place ({refusal}); delete the consumer and start again:"
-                " nothing is lost, every account is looked at afresh (docs/operations.md)"
-            )
+            await topology.ensure_consumer(self._js, name, filters, ack_wait_s)
 
     async def waiting(self, consumer: str) -> int:
         """Return how many events a durable consumer has not handed out or not got an answer to.
@@ -614,21 +538,3 @@ def _entry(
 def _is_marker(headers: Mapping[str, str] | None) -> bool:
     """Whether a bucket's message says that the key was deleted (by a client, or by the server's limits)."""
     return headers is not None and ("KV-Operation" in headers or "Nats-Marker-Reason" in headers)
-
-
-def _differing(wanted: Mapping[str, Any], live: object) -> dict[str, Any]:
-    """Return the live values that are not as declared; a default that the server leaves out counts as equal."""
-    differing: dict[str, Any] = {}
-    for key, value in wanted.items():
-        if key == "name":
-            continue
-        current = getattr(live, key, None)
-        current = getattr(current, "value", current)  # an enumeration, or a plain value
-        if current is None and value in (False, -1, "", None):
-            continue
-        if key == "metadata":
-            if not value.items() <= (current or {}).items():
-                differing[key] = current
-        elif current != value:
-            differing[key] = current
-    return differing
