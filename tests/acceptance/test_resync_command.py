@@ -250,7 +250,6 @@ async def test_a_resync_that_waits_for_its_writers_is_followed_to_its_end(
 
         await pipeline.eventually(waits, "the first one waits for the writers")
         second = asyncio.create_task(command(given, "resync"))
-        await asyncio.sleep(2)
         async with pipeline.background(services.apply(given)):
             results = await asyncio.gather(first, second)
     assert [code for code, _, _ in results] == [0, 0], results

@@ -223,8 +223,6 @@ def test_removed_and_added_again_is_a_new_generation(db: Connection, statements:
 
 
 def test_merge_that_inserts_the_key_it_deletes(db: Connection) -> None:
-    if db.info.server_version < 150000:
-        pytest.skip("MERGE came with PostgreSQL 15")
     run(db, *SEED)
     before = table(db, "memberships")[("bob", "physics")]
     # The statement's insert triggers run before its delete triggers.

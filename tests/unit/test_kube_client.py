@@ -188,7 +188,8 @@ async def test_writes_are_guarded_after_their_turn_came(fake: Fake, client: kube
     fake.handler = handler
     guarded = client.guarded(guard)
     first = [asyncio.create_task(guarded.request("PATCH", f"/{i}", body={})) for i in range(2)]
-    await asyncio.sleep(0.1)
+    while len(fake.requests) < 2:  # both places are taken
+        await asyncio.sleep(0.01)
     waiting = asyncio.create_task(guarded.request("PATCH", "/late", body={}))
     await asyncio.sleep(0)
     valid = False
