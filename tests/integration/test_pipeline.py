@@ -9,6 +9,7 @@ from support import site as sites
 from support.site import Site
 
 from spur_events import errors, jetstream, services, settings
+from spur_events.consumers.kube import errors as kube_errors
 from spur_events.consumers.kube import kinds, observe
 from spur_events.consumers.plan import desired, diff, marks
 from spur_events.local.nats import Nats
@@ -451,3 +452,67 @@ async def test_a_durable_that_cannot_be_changed_is_refused_by_the_settings_name(
         )
         with pytest.raises(errors.MisconfiguredError, match=rf"{name}.*deliver_policy is 'new'"):
             await services.apply(config)
+
+
+async def test_a_dead_webhook_is_waited_out_and_holds_up_no_revocation(site: Site, unique: str) -> None:
+    """Case C11: a fail-closed webhook on namespaces, at an address where nobody answers."""
+    site.sql("INSERT INTO accounts (name, grp_tres) VALUES ('$bio', 'cpu=4')")
+    site.sql("INSERT INTO users (name, account) VALUES ('alice', '$bio')")
+    await site.settled("bio")
+    state = await pipeline.state(site.bus, site.name("bio"))
+    assert state is not None
+    labels = {marks.INSTALLATION: state.installation}
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["namespaces"],
+    }
+    webhook = {
+        "name": "dead.example.org",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 2,
+        "objectSelector": {"matchLabels": labels},
+        "rules": [rule],
+    }
+    manifest = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": unique},
+        "webhooks": [webhook],
+    }
+    probe = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": unique, "labels": labels}}
+
+    async def refuses() -> bool:
+        try:
+            await site.cluster.client.request(
+                "POST", kinds.collection("Namespace"), query={"dryRun": "All"}, body=probe
+            )
+        except kube_errors.ServerError:
+            return True
+        return False
+
+    await site.cluster.client.request("POST", path, body=manifest)
+    try:
+        await pipeline.eventually(refuses, "the webhook is in force")
+        site.sql("INSERT INTO accounts (name, grp_tres) VALUES ('$new', 'cpu=4')")
+        status = await site.in_phase("new", Phase.FAILED)
+        assert "dead.example.org" in status.message
+        assert status.retry_at is not None
+        site.sql("DELETE FROM users WHERE account = '$bio'")
+
+        async def revoked() -> bool:
+            account = site.name("bio")
+            return not await site.cluster.subjects(account) and not await site.cluster.service_accounts(
+                account
+            )
+
+        await pipeline.eventually(revoked, "alice is out although the namespace cannot be written")
+    finally:
+        await site.cluster.client.request("DELETE", f"{path}/{unique}")
+    await site.in_phase("new", Phase.APPLIED)
+    await site.settled("bio")
