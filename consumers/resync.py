@@ -94,15 +94,15 @@ class Resync:
     async def _take(self) -> None:
         async with self._bus.pull(self._durable) as pull:
             while True:
-                asked_at_s = time.monotonic()
+                asked_at_s = lease.now_s()
                 try:
                     message = await pull.next(_WAIT_S)
                 except errors.TemporaryError as error:
                     log.warning("no requests to be had", extra={"error": str(error)})
                     message = None
                 if message is None:
-                    if time.monotonic() - asked_at_s < _WAIT_S / 2:  # not ready, or the consumer is gone
-                        await asyncio.sleep(retrying.backoff_s(1, 0.5, 0.5))
+                    if lease.now_s() - asked_at_s < _WAIT_S / 2:  # not ready, or the consumer is gone
+                        await asyncio.sleep(retrying.jittered_s(0.5))
                         await self._ensure()
                     continue
                 await self._answer(message, asked_at_s)

@@ -12,10 +12,8 @@ from spur_events import jetstream
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.resync import Checkpoint, Contents
-from spur_events.schemas.status import RelayStatus
+from spur_events.schemas.status import RELAY_STALE_S, RelayStatus
 
-#: A relay whose heartbeat is older is not trusted to have said everything (design rule 18).
-RELAY_STALE_S = 60.0
 #: An audit reads the whole database and the whole bucket.
 AUDIT_TIMEOUT_S = 120.0
 _ATTEMPTS = 40

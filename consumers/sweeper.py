@@ -47,7 +47,7 @@ class Sweeper:
                 await self.sweep()
             except errors.TemporaryError as error:
                 log.warning("sweep did not end", extra={"error": str(error)})
-            await asyncio.sleep(retrying.backoff_s(1, self._interval_s, self._interval_s))
+            await asyncio.sleep(retrying.jittered_s(self._interval_s))
 
     async def sweep(self) -> int:
         """Publish a recheck for every account that is behind; returns how many there were."""

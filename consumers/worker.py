@@ -84,7 +84,7 @@ class Worker:
                     message = await pull.next(wait_s)
                 except errors.TemporaryError as error:
                     log.warning("no events to be had", extra={"partition": number, "error": str(error)})
-                    await asyncio.sleep(retrying.backoff_s(1, 0.5, 0.5))
+                    await asyncio.sleep(retrying.jittered_s(0.5))
                     await self._ensure(number)
                     continue
                 if message is not None:
@@ -94,7 +94,7 @@ class Worker:
                 idle += 1
                 if lease.now_s() - asked_at_s < wait_s / 2:
                     # The server is not ready, or the consumer is gone: do not ask in a hot loop.
-                    await asyncio.sleep(retrying.backoff_s(1, 0.2, 0.2))
+                    await asyncio.sleep(retrying.jittered_s(0.2))
                     idle = _IDLE_ROUNDS
                 if idle >= _IDLE_ROUNDS:
                     idle = 0

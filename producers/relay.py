@@ -165,7 +165,7 @@ class _Lead:
                 await self._drain()
         except postgres.ConflictError as error:
             log.info("batch met a writer and is taken again", extra={"error": str(error)})
-            await asyncio.sleep(retrying.backoff_s(1, 0.05, 0.05))
+            await asyncio.sleep(retrying.jittered_s(0.05))
 
     async def _drain(self) -> None:
         """Publish one batch. Any error rolls the batch back: its rows stay and are published again."""
@@ -179,7 +179,7 @@ class _Lead:
             extra={"accounts": len(batch.changes), "changes": sum(map(len, batch.changes.values()))},
         )
 
-    async def _audit(self) -> None:
+    async def _audit(self) -> Checkpoint:
         """Compare, publish what differs, and write the checkpoint."""
         found = await audit.run(self._connection, self._bus, self._owner)
         self._owner = await audit.open_epoch(self._connection, self._owner, found.newest)
@@ -188,7 +188,7 @@ class _Lead:
             await self._drain_or_yield()
         self._audited_at = datetime.now(UTC)
         self._audit_due_s = time.monotonic() + self._config.audit.interval_s
-        await self._publisher.write_checkpoint(self._owner, self._audited_at)
+        return await self._publisher.write_checkpoint(self._owner, self._audited_at)
 
     async def _answer_requests(self) -> None:
         """Audit once for all who ask, after recording the deletions that they ask for."""
@@ -196,19 +196,14 @@ class _Lead:
         for request, _ in asked:
             if request.installation == self._owner.id:
                 await audit.forget(self._connection, self._bus, request.forget, request.requested_by)
-        await self._audit()
-        checkpoint = await self._publisher.write_checkpoint(self._owner, self._audited_at)
+        checkpoint = await self._audit()
         for request, answer in asked:
             self._requests.remove((request, answer))
             if not answer.done():
                 answer.set_result(checkpoint)
 
     async def _probe(self) -> None:
-        """Notice a stream or bucket that was purged, deleted or restored behind our back.
-
-        Raises:
-            MissingError: if one is gone: leading anew makes it.
-        """
+        """Make good what was purged, deleted or restored behind our back: streams, buckets, the checkpoint."""
         self._probe_due_s = time.monotonic() + self._config.relay.heartbeat_s
         if not self._bus.connected:
             return

@@ -61,6 +61,10 @@ class AccountStatus(Frozen):
         return self.phase in SETTLED and self.applied == self.wanted
 
 
+#: Seconds after which a relay that gave no heartbeat is not trusted any more (design rule 18).
+RELAY_STALE_S = 60.0
+
+
 class RelayStatus(Frozen):
     """The relay's heartbeat."""
 

@@ -16,10 +16,8 @@ from spur_events.schemas import subjects
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AccountChanged
 from spur_events.schemas.resync import WORK, ResyncReport
-from spur_events.schemas.status import AccountStatus, Phase, RelayStatus
+from spur_events.schemas.status import RELAY_STALE_S, AccountStatus, Phase, RelayStatus
 
-#: A relay whose heartbeat is older than this is not trusted (design rule 18).
-RELAY_STALE_S = 60.0
 _WATCH_S = 0.5
 
 
@@ -32,7 +30,7 @@ async def status(config: settings.Settings, only: set[str], *, watch: bool, as_j
             # The heartbeat's age changes all the time and is no news.
             news = (found["relay"]["state"], found["accounts"])
             if news != shown:
-                _print_json(found) if as_json else _print_status(found)
+                _print_json(found) if as_json else _print_status(found, filtered=bool(only))
                 shown = news
             if not watch:
                 break
@@ -77,7 +75,6 @@ async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
         "relay": await _relay(bus),
         "resyncs": await _resyncs(bus),
         "accounts": accounts,
-        "filtered": bool(only),
     }
 
 
@@ -147,7 +144,7 @@ def _console() -> rich.console.Console:
     return rich.console.Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _print_status(found: dict[str, Any], *, filtered: bool) -> None:
     console = _console()
     relay = found["relay"]
     age = f", heartbeat {relay['age_s']} s ago" if "age_s" in relay else ""
@@ -161,7 +158,7 @@ def _print_status(found: dict[str, Any]) -> None:
             f"last resync of {run['cluster']}: {run['state']}, {run['age_s']} s ago{failed}{told}",
             markup=False,
         )
-    if not found["accounts"] and not found["filtered"]:
+    if not found["accounts"] and not filtered:
         console.print("no accounts yet: add one with 'sacctmgr -i add account name=physics grptres=cpu=64'")
         return
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)

@@ -22,8 +22,12 @@ _WENT_WELL_S = 10.0
 
 def backoff_s(attempts: int, minimum_s: float, maximum_s: float) -> float:
     """Return the seconds to wait after so many failed attempts in a row: exponential, with full jitter."""
-    ceiling = min(maximum_s, minimum_s * 2.0 ** min(attempts - 1, 30))
-    return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, guards nothing
+    return jittered_s(min(maximum_s, minimum_s * 2.0 ** min(attempts - 1, 30)))
+
+
+def jittered_s(seconds: float) -> float:
+    """Return a pause of about that length, so that many processes do not come back at the same moment."""
+    return random.uniform(seconds / 2, seconds)  # noqa: S311 - spreads load, guards nothing
 
 
 def _wait_s(error: BaseException | None, failures: int) -> float:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from datetime import UTC, datetime
 
+import pytest
 from support import compare, pipeline, resyncs, servers, site
 
 from spur_events import errors, postgres, settings
@@ -101,16 +102,18 @@ async def resync_for_ever(here: site.Site, reports: list[ResyncReport]) -> None:
         reports.append(await resyncs.ended(here.bus, here.cluster.name, asked))
 
 
-async def test_two_hundred_deletions_and_re_creations_race_with_resyncs(
+@pytest.fixture
+def given(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
+) -> settings.Settings:
+    """No grace, and no resync that comes by itself."""
+    groups = {"interval_s": 86400, "prune_grace_s": 0}
+    return site.config(database_url, nats_server, control_plane, unique, resync=groups)
+
+
+async def test_two_hundred_deletions_and_re_creations_race_with_resyncs(
+    given: settings.Settings, unique: str
 ) -> None:
-    given = site.config(
-        database_url,
-        nats_server,
-        control_plane,
-        unique,
-        resync={"interval_s": 86400, "prune_grace_s": 0},
-    )
     async with site.running(given, unique) as here:
         last = _ACCOUNTS - 1
         here.sql(
@@ -171,16 +174,9 @@ async def finish(here: site.Site) -> None:
 
 
 async def test_an_account_that_returns_at_the_moment_of_its_prune(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
+    given: settings.Settings, unique: str
 ) -> None:
     """It keeps its namespace, unless all was over before its return was on the bus."""
-    given = site.config(
-        database_url,
-        nats_server,
-        control_plane,
-        unique,
-        resync={"interval_s": 86400, "prune_grace_s": 0},
-    )
     async with site.running(given, unique) as here:
         await here.add("bio", "alice")
         uid = (await here.live("Namespace", "bio"))["metadata"]["uid"]
