@@ -9,6 +9,16 @@ from datetime import UTC, datetime, timedelta
 from google.protobuf.message import Message
 
 from spur_events.schemas import tres
+from spur_events.schemas.access import (
+    Grant,
+    GuardRequest,
+    GuardState,
+    KubeconfigReply,
+    KubeconfigRequest,
+    PartReport,
+    Refusal,
+    RefusalCode,
+)
 from spur_events.schemas.accounts import AccountState, Allocation, Deletion, Frozen, Member, Revision
 from spur_events.schemas.events import (
     AccountChanged,
@@ -20,7 +30,7 @@ from spur_events.schemas.events import (
     RecheckReason,
     ResyncRequest,
 )
-from spur_events.schemas.pb import events_pb2, state_pb2, status_pb2
+from spur_events.schemas.pb import access_pb2, events_pb2, state_pb2, status_pb2
 from spur_events.schemas.resync import Action, Checkpoint, Item, ResyncReport, RunState
 from spur_events.schemas.status import AccountStatus, Phase, RelayStatus
 
@@ -395,6 +405,105 @@ def _read_report(message: status_pb2.ResyncReport) -> ResyncReport:
     )
 
 
+def _write_kubeconfig_request(request: KubeconfigRequest) -> access_pb2.KubeconfigRequest:
+    return access_pb2.KubeconfigRequest(
+        account=request.account, lifetime_s=request.lifetime_s, held_uid=request.held_uid
+    )
+
+
+def _read_kubeconfig_request(message: access_pb2.KubeconfigRequest) -> KubeconfigRequest:
+    return KubeconfigRequest(
+        account=message.account, lifetime_s=message.lifetime_s, held_uid=message.held_uid
+    )
+
+
+def _write_kubeconfig_reply(reply: KubeconfigReply) -> access_pb2.KubeconfigReply:
+    found = reply.result
+    if isinstance(found, Refusal):
+        return access_pb2.KubeconfigReply(
+            refusal=access_pb2.Refusal(
+                code=access_pb2.RefusalCode.Value(f"REFUSAL_CODE_{found.code.name}"),
+                message=found.message,
+                temporary=found.temporary,
+            )
+        )
+    return access_pb2.KubeconfigReply(
+        grant=access_pb2.Grant(
+            cluster=found.cluster,
+            account=found.account,
+            user=found.user,
+            namespace=found.namespace,
+            server=found.server,
+            ca=found.ca,
+            service_account=found.service_account,
+            service_account_uid=found.service_account_uid,
+            token=found.token,
+            expires_at_unix_ms=_ms(found.expires_at),
+        )
+    )
+
+
+def _read_kubeconfig_reply(message: access_pb2.KubeconfigReply) -> KubeconfigReply:
+    if message.WhichOneof("result") == "refusal":
+        refusal = message.refusal
+        return KubeconfigReply(
+            result=Refusal(
+                code=RefusalCode[access_pb2.RefusalCode.Name(refusal.code).removeprefix("REFUSAL_CODE_")],
+                message=refusal.message,
+                temporary=refusal.temporary,
+            )
+        )
+    grant = message.grant
+    return KubeconfigReply(
+        result=Grant(
+            cluster=_required(grant.cluster, "cluster"),
+            account=grant.account,
+            user=grant.user,
+            namespace=_required(grant.namespace, "namespace"),
+            server=_required(grant.server, "server"),
+            ca=grant.ca,
+            service_account=grant.service_account,
+            service_account_uid=_required(grant.service_account_uid, "service_account_uid"),
+            token=grant.token,
+            expires_at=_at(grant.expires_at_unix_ms),
+        )
+    )
+
+
+def _write_guard_request(request: GuardRequest) -> access_pb2.GuardRequest:
+    return access_pb2.GuardRequest(installation=request.installation)
+
+
+def _read_guard_request(message: access_pb2.GuardRequest) -> GuardRequest:
+    return GuardRequest(installation=_required(message.installation, "installation"))
+
+
+def _write_part(report: PartReport) -> access_pb2.PartReport:
+    name = "UNSPECIFIED" if report.guard is GuardState.UNKNOWN else report.guard.name
+    return access_pb2.PartReport(
+        installation=report.installation,
+        cluster=report.cluster,
+        part=report.part,
+        missing_rights=report.missing_rights,
+        guard=access_pb2.GuardState.Value(f"GUARD_STATE_{name}"),
+        message=report.message,
+        at_unix_ms=_ms(report.at),
+    )
+
+
+def _read_part(message: access_pb2.PartReport) -> PartReport:
+    name = access_pb2.GuardState.Name(message.guard).removeprefix("GUARD_STATE_")
+    return PartReport(
+        installation=_required(message.installation, "installation"),
+        cluster=_required(message.cluster, "cluster"),
+        part=_required(message.part, "part"),
+        missing_rights=tuple(message.missing_rights),
+        guard=GuardState.UNKNOWN if name == "UNSPECIFIED" else GuardState[name],
+        message=message.message,
+        at=_at(message.at_unix_ms),
+    )
+
+
 WRITERS: dict[str, Callable[..., Message]] = {
     "AccountState": _write_state,
     "AccountChanged": _write_changed,
@@ -405,6 +514,10 @@ WRITERS: dict[str, Callable[..., Message]] = {
     "ResyncRequest": _write_request,
     "Checkpoint": _write_checkpoint,
     "ResyncReport": _write_report,
+    "KubeconfigRequest": _write_kubeconfig_request,
+    "KubeconfigReply": _write_kubeconfig_reply,
+    "GuardRequest": _write_guard_request,
+    "PartReport": _write_part,
 }
 READERS: dict[str, tuple[type[Message], Callable[..., Frozen]]] = {
     "AccountState": (state_pb2.AccountState, _read_state),
@@ -416,4 +529,8 @@ READERS: dict[str, tuple[type[Message], Callable[..., Frozen]]] = {
     "ResyncRequest": (events_pb2.ResyncRequest, _read_request),
     "Checkpoint": (status_pb2.Checkpoint, _read_checkpoint),
     "ResyncReport": (status_pb2.ResyncReport, _read_report),
+    "KubeconfigRequest": (access_pb2.KubeconfigRequest, _read_kubeconfig_request),
+    "KubeconfigReply": (access_pb2.KubeconfigReply, _read_kubeconfig_reply),
+    "GuardRequest": (access_pb2.GuardRequest, _read_guard_request),
+    "PartReport": (access_pb2.PartReport, _read_part),
 }

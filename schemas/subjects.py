@@ -17,6 +17,7 @@ RELAY_KEY = "relay"
 CHECKPOINT_KEY = "checkpoint"
 #: Begins no cluster's name, so that these keys are nobody's status.
 _REPORT_PREFIX = "_resync."
+_PART_PREFIX = "_part."
 AUDIT_REQUEST = "spur.audit"
 
 #: Key in the metadata of SPUR_EVENTS that holds the number of partitions, fixed when the stream is made.
@@ -59,6 +60,21 @@ def resync_durable(cluster: str) -> str:
     return f"resync-{cluster}"
 
 
+def kubeconfig(cluster: str, user_slug: str) -> str:
+    """Return the subject on which a user asks for a kubeconfig; `*` as the slug is what the responder listens to."""
+    return f"spur.kubeconfig.{cluster}.{user_slug}"
+
+
+def guard(cluster: str) -> str:
+    """Return the subject of requests to look at a cluster's member guard now; an apply process answers."""
+    return f"spur.guard.{cluster}"
+
+
+def part_key(cluster: str, part: str) -> str:
+    """Return the key of what a part found out about its rights and the guard of a cluster."""
+    return f"{_PART_PREFIX}{cluster}.{part}"
+
+
 def report_key(cluster: str, request: str = "") -> str:
     """Return the key of a cluster's last resync report, or of the one that answers a request, by its id."""
     return f"{_REPORT_PREFIX}{cluster}{f'.{request}' if request else ''}"
@@ -66,7 +82,7 @@ def report_key(cluster: str, request: str = "") -> str:
 
 def is_account_status(key: str) -> bool:
     """Return whether a key of the status bucket is an account's status on a cluster."""
-    return "." in key and not key.startswith(_REPORT_PREFIX)
+    return "." in key and not key.startswith((_REPORT_PREFIX, _PART_PREFIX))
 
 
 def partition_filters(cluster: str, number: int) -> list[str]:

@@ -42,9 +42,9 @@ class Client:
     `counts` has the requests sent so far, by method.
     """
 
-    def __init__(self, config: settings.Kubernetes) -> None:
+    def __init__(self, config: settings.Kubernetes, part: str = "admin") -> None:
         self.counts: Counter[str] = Counter()
-        self._config = config
+        self._config = connection.of_part(config, part)
         self._slots = asyncio.Semaphore(config.concurrency)
         self._timeout = aiohttp.ClientTimeout(total=config.timeout_s, sock_connect=config.timeout_s / 2)
         self._guard: Guard | None = None

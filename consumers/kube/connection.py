@@ -20,6 +20,14 @@ from spur_events import errors, settings
 _WHERE = "set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG to a kubeconfig file"
 
 
+def of_part(config: settings.Kubernetes, part: str) -> settings.Kubernetes:
+    """Return the configuration of a part: its own kubeconfig where the setting names a folder of them."""
+    given = config.kubeconfig
+    if given is None or not given.is_dir():
+        return config
+    return config.model_copy(update={"kubeconfig": given / f"{part}.kubeconfig"})
+
+
 def source(config: settings.Kubernetes) -> str | None:
     """Return the kubeconfig path or paths to read, or None for the pod's own ServiceAccount.
 

@@ -24,7 +24,7 @@ async def relay(config: settings.Settings, ready: Ready = _quiet) -> None:
     """Carry changes from the database to NATS until cancelled; `ready` is called when this relay leads."""
     async with postgres.session(config.database, "spur-events relay") as connection:
         await outbox.installation(connection)
-    async with jetstream.connect(config.nats, "spur-events relay") as bus:
+    async with jetstream.connect(config.nats, "spur-events relay", "relay") as bus:
         part = producer.Relay(config, bus)
 
         async def tell() -> None:
@@ -37,8 +37,8 @@ async def relay(config: settings.Settings, ready: Ready = _quiet) -> None:
 async def apply(config: settings.Settings, ready: Ready = _quiet) -> None:
     """Make a cluster follow the bucket until cancelled; `ready` is called when events are being taken."""
     async with (
-        kube.Client(config.kubernetes) as client,
-        jetstream.connect(config.nats, f"spur-events apply {config.kubernetes.cluster}") as bus,
+        kube.Client(config.kubernetes, "apply") as client,
+        jetstream.connect(config.nats, f"spur-events apply {config.kubernetes.cluster}", "apply") as bus,
     ):
         await client.request("GET", "/version")
         # The relay makes the streams; until it has, there is nothing to apply.
@@ -61,8 +61,8 @@ async def apply(config: settings.Settings, ready: Ready = _quiet) -> None:
 async def resync(config: settings.Settings, ready: Ready = _quiet) -> None:
     """Compare a cluster with the bucket, at intervals and on request, until cancelled."""
     async with (
-        kube.Client(config.kubernetes) as client,
-        jetstream.connect(config.nats, f"spur-events resync {config.kubernetes.cluster}") as bus,
+        kube.Client(config.kubernetes, "resync") as client,
+        jetstream.connect(config.nats, f"spur-events resync {config.kubernetes.cluster}", "resync") as bus,
     ):
         await client.request("GET", "/version")
         installation = await retrying.forever("wait for the relay's streams", bus.check_topology)

@@ -47,7 +47,15 @@ class Nats(_Group):
     user: str = Field("", description="User name, where the server asks for one.")
     password: SecretStr = Field(SecretStr(""), description="Password of that user.")
     credentials: Path | None = Field(
-        None, description="Credentials file (JWT and nkey seed) instead of a user."
+        None,
+        description="Credentials file (JWT and nkey seed) instead of a user; or a folder with one for each part:"
+        " relay.creds, apply.creds, resync.creds, kubeconfig.creds, auth.creds, and admin.creds for the commands.",
+    )
+    munge: bool = Field(
+        False, description="Sign in as the operating-system user, by a MUNGE credential as the password."
+    )
+    munge_socket: Path | None = Field(
+        None, description="Socket of munged, for signing in and for checking; default: munge's own."
     )
     ca: Path | None = Field(None, description="CA bundle that signed the server's certificate; turns TLS on.")
     connect_timeout_s: int = Field(
@@ -98,7 +106,9 @@ class Kubernetes(_Group):
         "default", description="Name of the cluster in subjects and keys: a lower-case label."
     )
     kubeconfig: Path | None = Field(
-        None, description="Kubeconfig file; default: KUBECONFIG, then the pod's own ServiceAccount."
+        None,
+        description="Kubeconfig file; default: KUBECONFIG, then the pod's own ServiceAccount. Or a folder with one"
+        " for each part: apply.kubeconfig, resync.kubeconfig, kubeconfig.kubeconfig.",
     )
     timeout_s: float = Field(10.0, gt=0, le=60, description="Seconds that one request may take.")
     concurrency: int = Field(32, ge=1, le=512, description="Requests in flight at once, per process.")
@@ -161,6 +171,65 @@ class Quota(_Group):
     )
 
 
+class Access(_Group):
+    """Kubeconfigs for members: what `run kubeconfig` hands out, and what `spur-events kubeconfig` asks for."""
+
+    server: str = Field(
+        "",
+        description="The API server's address as users reach it; default: what the cluster publishes in kube-public,"
+        " then the one in the responder's own kubeconfig file.",
+    )
+    ca: Path | None = Field(
+        None,
+        description="CA bundle for users; default: what the cluster publishes, then the one in the responder's own"
+        " kubeconfig file.",
+    )
+    system_ca: bool = Field(
+        False, description="Leave the CA out: users' systems trust the API server's certificate already."
+    )
+    token_lifetime_s: int = Field(
+        3600,
+        ge=600,
+        le=2**31,
+        description="Seconds that a token lasts, where nobody asks for another lifetime.",
+    )
+    max_token_lifetime_s: int = Field(
+        86400,
+        ge=600,
+        le=2**31,
+        description="Seconds that a token lasts at most; the API server may allow less.",
+    )
+    require_guard: bool = Field(
+        True,
+        description="Hand out nothing where the member guard is not in force. Without it members can keep access"
+        " after their removal (docs/security.md).",
+    )
+    request_timeout_s: float = Field(
+        10.0, gt=0, le=300, description="Seconds that a command waits for the responder's answer."
+    )
+
+
+class Auth(_Group):
+    """The auth callout: users without any secret of their own sign in to NATS with MUNGE."""
+
+    keys: Path | None = Field(
+        None, description="Folder with the keys that `spur-events nats init` made for this service (auth)."
+    )
+    session_s: int = Field(
+        3600, ge=60, le=86400, description="Seconds after which a connection must sign in anew."
+    )
+    admins: tuple[str, ...] = Field(
+        (), description="Users who may ask for anybody's kubeconfig. Nobody, if empty."
+    )
+
+
+class Health(_Group):
+    """Health and readiness of a long-running part over HTTP: /healthz and /readyz."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(0, ge=0, le=65535, description="Port; 0: do not listen.")
+
+
 class Settings(BaseSettings):
     """All groups. `load` reads them; nothing else does."""
 
@@ -180,6 +249,9 @@ class Settings(BaseSettings):
     kubernetes: Kubernetes = Kubernetes()
     apply: Apply = Apply()
     quota: Quota = Quota()
+    access: Access = Access()
+    auth: Auth = Auth()
+    health: Health = Health()
 
     @classmethod
     def settings_customise_sources(

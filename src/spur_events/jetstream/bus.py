@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 
 from spur_events import errors, process
-from spur_events.jetstream import topology
+from spur_events.jetstream import signin, topology
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -58,8 +58,8 @@ class Damaged:
 
 
 @asynccontextmanager
-async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
-    """Connect, and reconnect for ever afterwards; the first connection must succeed.
+async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIterator["Bus"]:
+    """Connect as a part, and reconnect for ever afterwards; the first connection must succeed.
 
     Raises:
         UnreachableError: if no server answers in time; it names the address.
@@ -80,10 +80,7 @@ async def connect(settings: Nats, name: str) -> AsyncIterator["Bus"]:
         # A request that cannot be sent now must fail now: a stale write sent after a reconnect helps nobody.
         "pending_size": 0,
     }
-    if settings.user:
-        options |= {"user": settings.user, "password": settings.password.get_secret_value()}
-    if settings.credentials is not None:
-        options["user_credentials"] = str(settings.credentials)
+    options |= signin.options(settings, part)
     if settings.ca is not None:
         options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
     where = f"NATS at {settings.url}"

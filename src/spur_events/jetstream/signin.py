@@ -1,0 +1,70 @@
+"""Who we are to the NATS server: from the settings and the part that connects. `bus` and `caller` use it."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from spur_events import errors
+from spur_events.settings import Nats
+
+#: The part that a command of an administrator acts as.
+ADMIN = "admin"
+
+
+def credentials(settings: Nats, part: str) -> Path | None:
+    """Return the credentials file of a part.
+
+    Raises:
+        MisconfiguredError: if it is not there.
+    """
+    given = settings.credentials
+    if given is None:
+        return None
+    path = given / f"{part}.creds" if given.is_dir() else given
+    if not path.is_file():
+        raise errors.MisconfiguredError(
+            f"NATS credentials {path} do not exist; check SPUR_EVENTS_NATS_CREDENTIALS, or make them with"
+            " 'spur-events nats'"
+        )
+    return path
+
+
+def claims(path: Path) -> dict[str, Any]:
+    """Return what the JWT in a credentials file says; nobody has checked it: the server will.
+
+    Raises:
+        MisconfiguredError: if there is none in it.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text("ascii").splitlines()]
+        payload = next(line for line in lines if line.count(".") == 2).split(".")[1]  # noqa: PLR2004 - of a JWT
+        found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (OSError, ValueError, StopIteration) as error:
+        raise errors.MisconfiguredError(
+            f"NATS credentials {path} cannot be used: {error or 'no JWT'}"
+        ) from error
+    return found
+
+
+def options(settings: Nats, part: str) -> dict[str, Any]:
+    """Return the driver's options that say who connects, and which inboxes are its own.
+
+    Raises:
+        MisconfiguredError: if the credentials cannot be used.
+    """
+    path = credentials(settings, part)
+    if path is not None:
+        return {
+            "user_credentials": str(path),
+            "inbox_prefix": inbox_prefix(str(claims(path).get("name", part))),
+        }
+    found: dict[str, Any] = {"inbox_prefix": inbox_prefix(part)}
+    if settings.user:
+        found |= {"user": settings.user, "password": settings.password.get_secret_value()}
+    return found
+
+
+def inbox_prefix(name: str) -> str:
+    """Return what the inboxes of a part or a user begin with: nobody else may listen there."""
+    return f"_INBOX_{name}"
