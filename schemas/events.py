@@ -15,6 +15,7 @@ class ChangeKind(StrEnum):
     MEMBER_ADDED = "member_added"
     MEMBER_CHANGED = "member_changed"
     MEMBER_REMOVED = "member_removed"
+    MEMBER_REVOKED = "member_revoked"
     REPUBLISHED = "republished"
 
 

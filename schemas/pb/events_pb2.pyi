@@ -37,6 +37,8 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     CHANGE_KIND_MEMBER_REMOVED: _ChangeKind.ValueType  # 6
     CHANGE_KIND_REPUBLISHED: _ChangeKind.ValueType  # 7
     """The account was published because of a migration or an audit, not because of a change."""
+    CHANGE_KIND_MEMBER_REVOKED: _ChangeKind.ValueType  # 8
+    """Still a member, but every token that she had is dead."""
 
 class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper): ...
 
@@ -49,6 +51,8 @@ CHANGE_KIND_MEMBER_CHANGED: ChangeKind.ValueType  # 5
 CHANGE_KIND_MEMBER_REMOVED: ChangeKind.ValueType  # 6
 CHANGE_KIND_REPUBLISHED: ChangeKind.ValueType  # 7
 """The account was published because of a migration or an audit, not because of a change."""
+CHANGE_KIND_MEMBER_REVOKED: ChangeKind.ValueType  # 8
+"""Still a member, but every token that she had is dead."""
 Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
 
 class _RecheckReason:

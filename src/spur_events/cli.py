@@ -153,6 +153,26 @@ def adopt(
 
 
 @app.command()
+def revoke(
+    user: Annotated[str, typer.Option(help="Whose tokens, by the name in the database.")],
+    account: Annotated[str | None, typer.Option(help="Only those for this account.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the clusters; 0: do not wait.")
+    ] = 60.0,
+    state_dir: StateDir = None,
+) -> None:
+    """Make every token that a member has worthless; she stays a member and can ask for another kubeconfig.
+
+    Exit code 4 if some cluster has not carried it out in time; it will, as soon as it can.
+    """
+    from spur_events import revoke_command  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    revoke_command.revoke(settings.load(), user, account, timeout)
+
+
+@app.command()
 def events(
     account: Annotated[str | None, typer.Argument(help="Only this account.")] = None,
     as_json: Json = False,

@@ -275,6 +275,13 @@ class Bus:
             if (entry := _entry(kind, raw.data or b"", raw.headers, int(raw.seq or 0))) is not None:
                 yield subject.removeprefix(start), entry
 
+    async def keys(self, bucket: str, pattern: str) -> set[str]:
+        """Return the keys of a bucket that match a pattern (`*` for one token), deleted ones included."""
+        start = f"$KV.{bucket}."
+        async with self._asking():
+            info = await self._js.stream_info(f"KV_{bucket}", subjects_filter=f"{start}{pattern}")
+        return {subject.removeprefix(start) for subject in info.state.subjects or {}}
+
     async def read_stream(self, stream: str, subject: str, kind: type[M]) -> list[M]:
         """Return all readable messages of one type that a stream holds on a subject, oldest first."""
         found = []
