@@ -47,6 +47,10 @@ async def apply(
     except errors.InvalidError:
         # The message would have to be parsed to know why; the object itself tells.
         found = await get(client, manifest["kind"], *_place(manifest))
+        if found is not None and manifest["kind"] in diff.PATCHED_WHOLE and diff.extras(manifest, found):
+            # Ours and others' list elements together may be what the server refuses (Deny beside Warn).
+            _check(found, uid, resource_version)
+            return await _remove_extras(client, manifest, found)
         if found is None or not _immutable_differs(manifest, found):
             raise
         live = found

@@ -20,6 +20,7 @@ class Kind:
 
 _NO_NAMES = ("", ".", "..")
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KINDS = {
     "Namespace": Kind("/api/v1", "namespaces", namespaced=False),
     "ResourceQuota": Kind("/api/v1", "resourcequotas"),
@@ -28,6 +29,10 @@ KINDS = {
     "RoleBinding": Kind(_RBAC, "rolebindings"),
     "ServiceAccount": Kind("/api/v1", "serviceaccounts"),
     "Pod": Kind("/api/v1", "pods"),
+    "ValidatingAdmissionPolicy": Kind(_ADMISSION, "validatingadmissionpolicies", namespaced=False),
+    "ValidatingAdmissionPolicyBinding": Kind(
+        _ADMISSION, "validatingadmissionpolicybindings", namespaced=False
+    ),
 }
 
 

@@ -18,7 +18,11 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "Role": ("rules",),
     "RoleBinding": ("roleRef", "subjects"),
     "ServiceAccount": ("automountServiceAccountToken",),
+    "ValidatingAdmissionPolicy": ("spec",),
+    "ValidatingAdmissionPolicyBinding": ("spec",),
 }
+#: Kinds in whose spec an apply also leaves elements of lists, such as a match condition.
+PATCHED_WHOLE = frozenset({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"})
 #: Maps from resource names to quantities.
 _QUANTITY_MAPS = frozenset({"hard", "default", "defaultRequest", "min", "max", "maxLimitRequestRatio"})
 _OWN_KEYS = {"labels": marks.OWN_LABELS, "annotations": marks.OWN_ANNOTATIONS}
@@ -62,6 +66,24 @@ def extras(desired: marks.Manifest, live: marks.Manifest) -> marks.Manifest:
         foreign = sorted(have.keys() - want.keys())
         if foreign:
             patch["spec"] = {"hard": dict.fromkeys(foreign)}
+    if desired["kind"] in PATCHED_WHOLE:
+        spec = _merge_patch(desired["spec"], live.get("spec") or {})
+        if spec:
+            patch["spec"] = spec
+    return patch
+
+
+def _merge_patch(want: marks.Manifest, have: marks.Manifest) -> marks.Manifest:
+    """Return the JSON merge patch that makes `want` of `have`: it replaces lists whole."""
+    patch: marks.Manifest = {}
+    for key in sorted(want.keys() | have.keys()):
+        left, right = want.get(key), have.get(key)
+        if not _compare(key, left, right):
+            continue
+        if isinstance(left, dict) and isinstance(right, dict):
+            patch[key] = _merge_patch(left, right)
+        else:
+            patch[key] = left
     return patch
 
 
