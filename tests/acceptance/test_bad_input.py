@@ -102,7 +102,7 @@ def test_no_nats_for_apply(control_plane: servers.Cluster) -> None:
         None,
         *("spur-events", "run", "apply"),
         SPUR_EVENTS_NATS_URL=_NOBODY_NATS,
-        SPUR_EVENTS_KUBERNETES_KUBECONFIG=str(control_plane.kubeconfig),
+        SPUR_EVENTS_KUBERNETES_KUBECONFIG=str(control_plane.kubeconfigs),
     )
     told = one_line(lines)
     assert code == 1

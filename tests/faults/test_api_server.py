@@ -36,7 +36,7 @@ class Site:
 async def running(
     database_url: str, nats_server: Nats, upstream: servers.Cluster, unique: str, folder: Path
 ) -> AsyncIterator[Site]:
-    async with proxy.before(upstream.kubeconfig, folder) as between:
+    async with proxy.before(upstream.kubeconfigs, folder) as between:
         config = pipeline.config(
             database_url,
             nats_server,
@@ -47,7 +47,7 @@ async def running(
         direct = pipeline.config(
             database_url,
             nats_server,
-            kubernetes={"cluster": unique, "kubeconfig": upstream.kubeconfig},
+            kubernetes={"cluster": unique, "kubeconfig": upstream.kubeconfigs},
         )
         async with (
             pipeline.everything(config),

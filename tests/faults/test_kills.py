@@ -29,7 +29,7 @@ def configured(
     return pipeline.config(
         database_url,
         nats_server,
-        kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfig},
+        kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfigs},
         apply={
             "sweep_interval_s": 1.0,
             "retry_min_s": 0.2,

@@ -26,7 +26,7 @@ async def test_the_cluster_ends_as_the_database_says(
     given = pipeline.config(
         database_url,
         nats_server,
-        kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfig},
+        kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfigs},
         apply={"sweep_interval_s": 2.0, "retry_min_s": 0.2, "retry_max_s": 1.0},
         relay={"batch_rows": 50, "changes_per_event": 3},
     )
@@ -53,7 +53,7 @@ async def test_the_comparison_sees_what_is_changed_missing_and_too_much(
 ) -> None:
     """A comparison that sees nothing would prove nothing."""
     given = pipeline.config(
-        database_url, nats_server, kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfig}
+        database_url, nats_server, kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfigs}
     )
     async with pipeline.cluster(given) as cluster, jetstream.connect(given.nats, "test") as bus:
         async with pipeline.everything(given):

@@ -26,7 +26,7 @@ _NEVER_S = 86400
 @pytest.fixture
 def start(database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str) -> Start:
     def running(kubeconfig: Path | None = None, **resync: Any) -> AbstractAsyncContextManager[site.Site]:
-        place = {"cluster": unique, "kubeconfig": kubeconfig or control_plane.kubeconfig}
+        place = {"cluster": unique, "kubeconfig": kubeconfig or control_plane.kubeconfigs}
         given = site.config(
             database_url,
             nats_server,
@@ -63,7 +63,7 @@ async def test_unchanged_accounts_cost_lists_only(
         return None
 
     async with (
-        proxy.before(control_plane.kubeconfig, tmp_path) as before,
+        proxy.before(control_plane.kubeconfigs, tmp_path) as before,
         start(before.kubeconfig) as here,
     ):
         here.sql(
@@ -323,7 +323,7 @@ async def test_one_account_that_cannot_be_written_does_not_stop_the_others(
         return None
 
     async with (
-        proxy.before(control_plane.kubeconfig, tmp_path) as before,
+        proxy.before(control_plane.kubeconfigs, tmp_path) as before,
         start(before.kubeconfig, prune_grace_s=0) as here,
     ):
         for account in ("a", "b", "c", "d"):
@@ -352,7 +352,7 @@ async def test_a_namespace_that_vanishes_during_a_resync_fails_nobody_else(
 ) -> None:
     """Case C07: between the lists and the writes."""
     async with (
-        proxy.before(control_plane.kubeconfig, tmp_path) as before,
+        proxy.before(control_plane.kubeconfigs, tmp_path) as before,
         start(before.kubeconfig) as here,
     ):
         for account in ("a", "b", "c", "d", "e"):
@@ -385,7 +385,7 @@ async def test_a_throttled_resync_waits_as_it_is_told(
 ) -> None:
     """Case C50: the server refuses everything for a while, lists and writes alike."""
     async with (
-        proxy.before(control_plane.kubeconfig, tmp_path) as before,
+        proxy.before(control_plane.kubeconfigs, tmp_path) as before,
         start(before.kubeconfig) as here,
     ):
         accounts = [f"a{number}" for number in range(10)]

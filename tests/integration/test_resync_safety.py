@@ -384,7 +384,8 @@ async def test_no_right_to_list(given: settings.Settings, unique: str, tmp_path:
         await one_to_prune(here)
         assert given.kubernetes.kubeconfig is not None
         kubeconfig = tmp_path / "kubeconfig"
-        write_kubeconfig(given.kubernetes.kubeconfig, kubeconfig, await nobodys_token(cluster, unique))
+        admins = given.kubernetes.kubeconfig / "admin.kubeconfig"
+        write_kubeconfig(admins, kubeconfig, await nobodys_token(cluster, unique))
         place = given.kubernetes.model_copy(update={"kubeconfig": kubeconfig})
         async with pipeline.background(services.resync(given.model_copy(update={"kubernetes": place}))):
             found = await refused(here)

@@ -10,6 +10,7 @@ from spur_events.consumers.kube import apply, observe
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import marks
 from spur_events.local.nats import Nats
+from spur_events.local import kubeconfigs
 from spur_events.producers.relay import Relay
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
@@ -113,6 +114,7 @@ async def everything(given: settings.Settings) -> AsyncIterator[None]:
 
 
 class Cluster:
+    await may_guard(given)
     """A cluster as a test looks at it: as its administrator, through our own client."""
 
     def __init__(self, client: kube.Client, name: str) -> None:
@@ -122,6 +124,15 @@ class Cluster:
     async def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
         """Return a live object, or None."""
         return await apply.get(self.client, kind, name, namespace)
+
+async def may_guard(given: settings.Settings) -> None:
+    """Let apply write the member guard of this database's installation, as an administrator does by hand."""
+    with postgres.connect(given.database) as connection:
+        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
+    assert row is not None
+    async with kube.Client(given.kubernetes) as client:
+        await kubeconfigs.write(client, kubeconfigs.guard_manifests(row["id"]))
+
 
     async def hard(self, account: str) -> dict[str, str] | None:
         """Return an account's quota as it is in force, or None."""

@@ -1,6 +1,6 @@
 """A reverse proxy in front of the real API server, in the test's own process: it can refuse, delay and count.
 
-Plain HTTP to us; to the server with the administrator's own credentials and TLS.
+Plain HTTP to us, TLS to the server; everybody keeps the credentials that he has.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from spur_events.consumers.kube import connection
 
 Rule = Callable[[web.Request], Awaitable[web.Response | None]]
 
-_PASSED_ON = ("Accept", "Content-Type")
+_PASSED_ON = ("Accept", "Authorization", "Content-Type")
 
 
 async def _let_through(_request: web.Request) -> web.Response | None:
@@ -41,9 +41,10 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def before(upstream: Path, folder: Path) -> AsyncIterator[Proxy]:
-    """Run a proxy in front of the API server of a kubeconfig; `.kubeconfig` leads through it."""
-    api = await connection.load(settings.Kubernetes(kubeconfig=upstream, concurrency=128))
-    proxy = Proxy(kubeconfig=folder / "proxy.kubeconfig")
+    """Run a proxy in front of the API server of a folder of kubeconfigs; the folder `.kubeconfig` leads through it."""
+    one = upstream / "apply.kubeconfig"
+    api = await connection.load(settings.Kubernetes(kubeconfig=one, concurrency=128))
+    proxy = Proxy(kubeconfig=folder / "through-proxy")
 
     async def answer(request: web.Request) -> web.StreamResponse:
         made = await proxy.rule(request)
@@ -51,7 +52,6 @@ async def before(upstream: Path, folder: Path) -> AsyncIterator[Proxy]:
             proxy.refused.append((time.monotonic(), request.method, request.path))
             return made
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-        await api.update_params_for_auth(headers, [], ["BearerToken"])
         async with api.rest_client.pool_manager.request(
             request.method,
             f"{api.configuration.host}{request.raw_path}",
@@ -73,7 +73,7 @@ async def before(upstream: Path, folder: Path) -> AsyncIterator[Proxy]:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         address = runner.addresses[0]
-        _write(proxy.kubeconfig, f"http://{address[0]}:{address[1]}")
+        _write(upstream, proxy.kubeconfig, f"http://{address[0]}:{address[1]}")
         yield proxy
     finally:
         await runner.cleanup()
@@ -100,17 +100,11 @@ async def never() -> web.Response | None:
     return None
 
 
-def _write(path: Path, server: str) -> None:
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "x",
-                "clusters": [{"name": "x", "cluster": {"server": server}}],
-                "users": [{"name": "x", "user": {"token": "x"}}],
-                "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-            }
-        ),
-        "utf-8",
-    )
+def _write(upstream: Path, folder: Path, server: str) -> None:
+    folder.mkdir()
+    for path in upstream.glob("*.kubeconfig"):
+        content = yaml.safe_load(path.read_text("utf-8"))
+        content["clusters"] = [
+            {"name": one["name"], "cluster": {"server": server}} for one in content["clusters"]
+        ]
+        (folder / path.name).write_text(yaml.safe_dump(content), "utf-8")

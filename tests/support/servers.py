@@ -6,6 +6,7 @@ run does: a worker must not be its parent, since servers die with their parents.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import fcntl
 import importlib
@@ -18,15 +19,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from spur_events import postgres as border
 from spur_events import settings
 from spur_events.local import child, server
+from spur_events.local import controlplane as local_controlplane
 from spur_events.local import nats as local_nats
 from spur_events.local import postgres as local_postgres
 
@@ -43,12 +44,17 @@ class Cluster(Protocol):
     def kubeconfig(self) -> Path:
         """Kubeconfig file of an administrator."""
 
+    @property
+    def kubeconfigs(self) -> Path:
+        """Folder of kubeconfigs: one a part with the rights of deploy/kubernetes, and `admin.kubeconfig`."""
 
-class GivenCluster:
-    """The cluster that SPUR_EVENTS_TEST_KUBECONFIG names, instead of our own."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+class SharedCluster:
+    """The run's own control plane, or the cluster that SPUR_EVENTS_TEST_KUBECONFIG names."""
+
+    def __init__(self, kubeconfig: Path, kubeconfigs: Path) -> None:
         self.kubeconfig = kubeconfig
+        self.kubeconfigs = kubeconfigs
 
 
 def open_run() -> None:
@@ -90,9 +96,7 @@ def _locked(name: str) -> Iterator[None]:
 def _make(kind: str, folder: Path) -> server.Server:
     if kind == "postgres":
         return local_postgres.Postgres(folder, durable=False)
-    controlplane = importlib.import_module("spur_events.local.controlplane")
-    made: server.Server = controlplane.ControlPlane(folder, durable=False)
-    return made
+    return local_controlplane.ControlPlane(folder, durable=False)
 
 
 def _shared(kind: str) -> server.Server:
@@ -113,12 +117,51 @@ def shared_postgres() -> local_postgres.Postgres:
 
 
 def shared_control_plane() -> Cluster:
-    """Return the run's control plane, or the given one."""
+    """Return the run's control plane, or the given one, with the services' rights in it."""
     given = os.environ.get(_KUBECONFIG_VARIABLE)
     if given:
-        return GivenCluster(Path(given))
-    made: Cluster = _shared("controlplane")  # type: ignore[assignment]  # a ControlPlane
-    return made
+        kubeconfig = Path(given)
+    else:
+        made = _shared("controlplane")
+        assert isinstance(made, local_controlplane.ControlPlane)
+        kubeconfig = made.kubeconfig
+    folder = _run()[1] / "kubeconfigs"
+    with _locked("kubeconfigs"):
+        if not folder.exists():
+            in_a_thread(_grant(kubeconfig, folder))
+    return SharedCluster(kubeconfig, folder)
+
+
+async def _grant(admin: Path, folder: Path) -> None:
+    """Give the services their rights, and the test's own hands those of an administrator."""
+    kubeconfigs = importlib.import_module("spur_events.local.kubeconfigs")
+    client_module = importlib.import_module("spur_events.consumers.kube.client")
+    hands = "spur-events-test"
+    everything = [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": hands, "namespace": kubeconfigs.NAMESPACE},
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": hands},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "cluster-admin",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": hands, "namespace": kubeconfigs.NAMESPACE}],
+        },
+    ]
+    made = folder.with_suffix(".new")
+    async with client_module.Client(settings.Kubernetes(kubeconfig=admin)) as client:
+        await kubeconfigs.prepare(client, admin, made)
+        await kubeconfigs.write(client, everything)
+        for part in ("admin", "test"):
+            await kubeconfigs.save(client, admin, made / f"{part}.kubeconfig", hands)
+    made.rename(folder)
 
 
 @contextlib.contextmanager
@@ -177,10 +220,13 @@ def _migrate(url: str) -> None:
     migrate = importlib.import_module("spur_events.producers.migrate")
     result = migrate.migrate(_settings(url))
     if inspect.iscoroutine(result):
-        # In a thread of its own: the fixture may run inside a test's event loop.
-        thread = threading.Thread(target=asyncio.run, args=(result,))
-        thread.start()
-        thread.join()
+        in_a_thread(result)
+
+
+def in_a_thread(work: Coroutine[Any, Any, Any]) -> None:
+    """Run something asynchronous in a thread of its own: a fixture may run inside a test's event loop."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ def config(
 ) -> settings.Settings:
     """Return settings with short waits."""
     given: dict[str, dict[str, Any]] = {
-        "kubernetes": {"cluster": name, "kubeconfig": control_plane.kubeconfig},
+        "kubernetes": {"cluster": name, "kubeconfig": control_plane.kubeconfigs},
         "apply": {"sweep_interval_s": 1.0, "retry_min_s": 0.2, "retry_max_s": 1.0},
     }
     return pipeline.config(database_url, nats_server, **(given | groups))

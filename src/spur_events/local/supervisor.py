@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from spur_events import errors, process, settings
 from spur_events import postgres as border
-from spur_events.local import child, console, detached
+from spur_events.local import child, console, detached, kubeconfigs
 from spur_events.local import state as states
 from spur_events.local.running import Running
 
@@ -24,6 +24,7 @@ Migrate = Callable[[dict[str, str]], object]
 RunServices = Callable[[dict[str, str], Callable[[], None]], Coroutine[Any, Any, None]]
 
 _STOP_TIMEOUT_S = 60.0
+_KUBECONFIG_VARIABLE = "SPUR_EVENTS_KUBERNETES_KUBECONFIG"
 
 
 class AskedToStopError(Exception):
@@ -194,6 +195,9 @@ def _supervise(
                 migrate(variables)
                 report("starting the services")
 
+                if control_plane is not None:
+                    # In this process alone: what `env` prints is the administrator's.
+                    os.environ[_KUBECONFIG_VARIABLE] = str(_grant(state, cluster, variables))
                 def ready() -> None:
                     state.publish(variables)
                     if hints:
@@ -220,6 +224,18 @@ def _create_database(url: str) -> None:
 
 def _say_what_next(state: states.State, option: str, report: console.Report) -> None:
     report(f"everything is ready; its state is in {state.folder}. Next:")
+def _grant(state: states.State, admin: Path, variables: dict[str, str]) -> Path:
+    """Give each service its own rights in the embedded control plane; returns the folder of their kubeconfigs."""
+    database = settings.Database.model_validate({"url": variables["SPUR_EVENTS_DATABASE_URL"]})
+    with border.connect(database) as connection:
+        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
+    if row is None:
+        raise errors.PermanentError("the database has no installation id: run 'spur-events db migrate'")
+    folder = state.folder / "kubeconfigs"
+    kubeconfigs.install(admin, folder, row["id"])
+    return folder
+
+
     report(f'  eval "$(spur-events env{option})"')
     report("  sacctmgr -i add account name=physics grptres=cpu=64,mem=131072")
     report(f"  spur-events down{option}    stops it again, the data stays")
