@@ -36,6 +36,11 @@ def slug(name: str) -> str:
     return f"{base}--{suffix}"
 
 
+def is_slug(text: str) -> bool:
+    """Return whether a text may be the slug of some name: as a token of a subject it may be anything."""
+    return len(text) <= MAX_SLUG_LENGTH and _SAFE.fullmatch(text) is not None
+
+
 def namespace(account: str) -> str:
     """Return the namespace of an account, by the account's original name."""
     return NAMESPACE_PREFIX + slug(account)

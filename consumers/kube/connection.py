@@ -1,14 +1,17 @@
 """Where the API server is and who we are there: from a kubeconfig or from the pod that we run in.
 
 `client` calls it. kubernetes_asyncio reads the files (certificates, tokens, exec plugins) and builds the TLS
-context; requests are left to `client`.
+context; requests are left to `client`. `published` asks for what the file says about the server.
 """
 
+import base64
 import contextlib
 import ipaddress
 import os
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -17,6 +20,11 @@ from kubernetes_asyncio.config import config_exception, incluster_config, kube_c
 
 from spur_events import errors, settings
 
+_UNUSABLE = (
+    *(config_exception.ConfigException, yaml.YAMLError, OSError),
+    # Files of another shape make the library fail in these ways.
+    *(AttributeError, KeyError, TypeError, ValueError, AssertionError),
+)
 _WHERE = "set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG to a kubeconfig file"
 
 
@@ -43,6 +51,52 @@ def source(config: settings.Kubernetes) -> str | None:
     if os.environ.get(incluster_config.SERVICE_HOST_ENV_NAME):
         return None
     raise errors.MisconfiguredError(f"no Kubernetes cluster is configured; {_WHERE}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What a kubeconfig file says about its API server: the address, the PEM bundle, and how both are checked."""
+
+    server: str
+    ca: str
+    verified: bool
+    server_name: str
+
+
+def own_endpoint(config: settings.Kubernetes) -> Own | None:
+    """Return what our own kubeconfig file says about the API server; None where there is no file.
+
+    Read anew at each call; users, their certificates and their programs are left alone.
+
+    Raises:
+        MisconfiguredError: if the file cannot be used.
+    """
+    path = source(config)
+    if path is None:
+        return None
+    try:
+        merged: Any = kube_config.KubeConfigMerger(path).config
+        context = merged["contexts"].get_with_name(merged["current-context"])["context"]
+        cluster = merged["clusters"].get_with_name(context["cluster"])["cluster"]
+        folder = str(Path(cluster.path).absolute().parent)
+        bundle = kube_config.FileOrData(cluster, "certificate-authority", file_base_path=folder).as_data()
+        return Own(
+            server=str(cluster["server"]),
+            ca=decoded(bundle or ""),
+            verified=cluster.safe_get("insecure-skip-tls-verify") is not True,
+            server_name=str(cluster.safe_get("tls-server-name") or ""),
+        )
+    except _UNUSABLE as error:
+        raise errors.MisconfiguredError(f"kubeconfig {path} cannot be used: {error}; {_WHERE}") from error
+
+
+def decoded(text: str) -> str:
+    """Return the PEM bundle in a field `certificate-authority-data`.
+
+    Raises:
+        ValueError: if it is not base64.
+    """
+    return base64.b64decode(text).decode("ascii")
 
 
 async def load(config: settings.Kubernetes) -> k8s.ApiClient:
@@ -101,11 +155,7 @@ async def _read(path: str | None) -> k8s.Configuration:
             await kube_config.load_kube_config(
                 config_file=path, client_configuration=configuration, persist_config=False
             )
-    except (
-        *(config_exception.ConfigException, yaml.YAMLError, OSError),
-        # Files of another shape make the library fail in these ways.
-        *(AttributeError, KeyError, TypeError, ValueError, AssertionError),
-    ) as error:
+    except _UNUSABLE as error:
         name = f"kubeconfig {path}" if path else "the pod's ServiceAccount"
         raise errors.MisconfiguredError(f"{name} cannot be used: {error}; {_WHERE}") from error
     return configuration

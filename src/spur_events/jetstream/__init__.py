@@ -7,6 +7,7 @@ from spur_events.jetstream.bus import (
     Bus,
     Damaged,
     Entry,
+    Mark,
     Message,
     MissingError,
     Pull,
@@ -14,4 +15,4 @@ from spur_events.jetstream.bus import (
     connect,
 )
 
-__all__ = ["Bus", "Damaged", "Entry", "Message", "MissingError", "Pull", "StaleError", "connect"]
+__all__ = ["Bus", "Damaged", "Entry", "Mark", "Message", "MissingError", "Pull", "StaleError", "connect"]

@@ -2,10 +2,15 @@
 
 import asyncio
 import contextlib
+import logging
+import math
 import ssl
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import nats
@@ -21,6 +26,7 @@ from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Frozen)
 
 REASON_HEADER = "Spur-Reason"
@@ -57,6 +63,15 @@ class Damaged:
     sequence: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What tells a stream from one that was written to, purged, restored or made anew since."""
+
+    messages: int
+    last: int
+    made_at: datetime | None
+
+
 @asynccontextmanager
 async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIterator["Bus"]:
     """Connect as a part, and reconnect for ever afterwards; the first connection must succeed.
@@ -75,7 +90,7 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
         "reconnect_time_wait": 0.25,
         "ping_interval": 5,
         "max_outstanding_pings": 2,
-        "error_cb": _ignore,
+        "error_cb": bus.told,
         "disconnected_cb": bus.cut,
         # A request that cannot be sent now must fail now: a stale write sent after a reconnect helps nobody.
         "pending_size": 0,
@@ -88,7 +103,7 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
     first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
     try:
         probe = Client()
-        await probe.connect(**{**first, "disconnected_cb": None})
+        await probe.connect(**{**first, "disconnected_cb": None, "error_cb": _ignore})
         await probe.close()
         await client.connect(**options)
     except (nats.errors.Error, OSError, ssl.SSLError) as error:
@@ -118,6 +133,7 @@ class Bus:
         self._settings = settings
         self._js: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
         self._in_flight: set[asyncio.Timeout] = set()
+        self._refusal, self._refused_at = "", -math.inf
 
     @property
     def connected(self) -> bool:
@@ -275,6 +291,21 @@ class Bus:
             if (entry := _entry(kind, raw.data or b"", raw.headers, int(raw.seq or 0))) is not None:
                 yield subject.removeprefix(start), entry
 
+    async def since(
+        self, bucket: str, kind: type[M], sequence: int
+    ) -> AsyncIterator[tuple[str, int, Entry[M] | Damaged | None]]:
+        """Yield what was written to a bucket after a sequence: key, sequence and value, None for a deletion.
+
+        Ends when there is nothing more, so what is written meanwhile is there as well; with 0 the bucket is read
+        whole.
+        """
+        stream, start = f"KV_{bucket}", f"$KV.{bucket}."
+        async for message in self._replay(
+            stream, f"{start}>", sys.maxsize, newest_only=False, after=sequence
+        ):
+            at = message.metadata.sequence.stream
+            yield message.subject.removeprefix(start), at, _entry(kind, message.data, message.headers, at)
+
     async def keys(self, bucket: str, pattern: str) -> set[str]:
         """Return the keys of a bucket that match a pattern (`*` for one token), deleted ones included."""
         start = f"$KV.{bucket}."
@@ -291,15 +322,20 @@ class Bus:
                 found.append(codec.decode(kind, message.data, message.headers))
         return found
 
-    async def _replay(self, stream: str, subject: str, last: int, *, newest_only: bool) -> AsyncIterator[Msg]:
-        """Read what a stream holds up to sequence `last`, through one short-lived consumer."""
+    async def _replay(
+        self, stream: str, subject: str, last: int, *, newest_only: bool, after: int = 0
+    ) -> AsyncIterator[Msg]:
+        """Read what a stream holds behind `after` and up to sequence `last`, through one short-lived consumer."""
         policy = api.DeliverPolicy.LAST_PER_SUBJECT if newest_only else api.DeliverPolicy.ALL
+        if after:
+            policy = api.DeliverPolicy.BY_START_SEQUENCE
         async with self._asking():
             subscription = await self._js.pull_subscribe(
                 subject,
                 stream=stream,
                 config=api.ConsumerConfig(
                     deliver_policy=policy,
+                    opt_start_seq=after + 1 if after else None,
                     ack_policy=api.AckPolicy.NONE,
                     inactive_threshold=30.0,
                     mem_storage=True,
@@ -331,6 +367,12 @@ class Bus:
         async with self._asking():
             state = (await self._js.stream_info(stream)).state
         return int(state.messages), int(state.last_seq)
+
+    async def mark(self, stream: str) -> Mark:
+        """Return how far a stream is, and which one it is."""
+        async with self._asking():
+            info = await self._js.stream_info(stream)
+        return Mark(messages=int(info.state.messages), last=int(info.state.last_seq), made_at=info.created)
 
     async def last_sequence(self, stream: str) -> int:
         """Return the sequence of the newest message of a stream (of a bucket: stream `KV_<bucket>`)."""
@@ -400,9 +442,11 @@ class Bus:
 
     @asynccontextmanager
     async def answering(
-        self, subject: str, kind: type[M], answer: Callable[[M], Awaitable[Frozen]]
+        self, subject: str, kind: type[M], answer: Callable[[M], Awaitable[Frozen]], *, queue: str = ""
     ) -> AsyncIterator[None]:
         """Answer requests for as long as the block lasts; what cannot be read is ignored.
+
+        Of all that answer in the same `queue`, one gets a request; without one, each.
 
         At its end `answer` must return or raise soon: whoever asked is told, and does not wait for nothing.
         """
@@ -423,13 +467,24 @@ class Bus:
             task.add_done_callback(answering.discard)
 
         async with self._asking():
-            subscription = await self._client.subscribe(subject, cb=handle)
+            subscription = await self._client.subscribe(subject, queue=queue, cb=handle)
         try:
             yield
         finally:
             if self._client.is_connected:
                 await subscription.unsubscribe()
             await asyncio.gather(*answering, return_exceptions=True)
+
+    async def told(self, error: Exception) -> None:
+        """Hear what the driver reports on the side: every failed request raises at its caller as well.
+
+        But a request that the server does not permit is answered by silence: this says why.
+        """
+        refusal = str(error)
+        if "permissions violation" in refusal.lower():
+            if refusal != self._refusal:
+                log.error("NATS does not permit this part a subject", extra={"reason": refusal})
+            self._refusal, self._refused_at = refusal, time.monotonic()
 
     async def cut(self) -> None:
         """End all requests in flight: their answers were lost with the connection."""
@@ -466,8 +521,10 @@ class Bus:
         except nats.errors.NoRespondersError as error:
             raise MissingError(f"{where}: nobody answers; is JetStream enabled?") from error
         except nats.errors.TimeoutError as error:
+            refused = time.monotonic() - self._refused_at < 2 * REQUEST_TIMEOUT_S
+            hint = f"it said: {self._refusal}" if refused else "check SPUR_EVENTS_NATS_URL and the server"
             raise errors.UnreachableError(
-                f"{where} did not answer within {REQUEST_TIMEOUT_S:.0f} s; check SPUR_EVENTS_NATS_URL and the server"
+                f"{where} did not answer within {REQUEST_TIMEOUT_S:.0f} s; {hint}"
             ) from error
         except TimeoutError as error:
             raise errors.UnreachableError(f"{where}: the connection was lost while waiting") from error

@@ -1,0 +1,133 @@
+"""One request, one answer, for a person at a terminal: no streams, no endless reconnecting, and each failure by name.
+
+The commands `kubeconfig` and `credential` use it. "Nobody answers there", "no answer in time" and "you may not ask
+that" are different troubles with different exit codes; the NATS server tells the first and the last at once.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+
+from spur_events import errors
+from spur_events.jetstream import signin
+from spur_events.schemas import codec
+from spur_events.schemas.accounts import Frozen
+from spur_events.settings import Nats
+
+M = TypeVar("M", bound=Frozen)
+
+
+class NobodyError(errors.SpurEventsError):
+    """No service listens on the subject (exit code 1)."""
+
+
+@asynccontextmanager
+async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIterator["Caller"]:
+    """Connect as a part, within the configured time; a lost connection is not made again.
+
+    Raises:
+        UnreachableError: if no server answers; it names the address.
+        MisconfiguredError: if the server refuses the credentials.
+    """
+    client = Client()
+    made = Caller(client, settings)
+    options: dict[str, Any] = {
+        "servers": settings.url.split(","),
+        "name": name,
+        "connect_timeout": settings.connect_timeout_s,
+        "allow_reconnect": False,
+        "max_reconnect_attempts": 1,
+        "error_cb": made.told,
+    }
+    options |= signin.options(settings, part)
+    if settings.ca is not None:
+        options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
+    try:
+        await client.connect(**options)
+    except (nats.errors.Error, OSError) as error:
+        text = str(error) or type(error).__name__
+        if "authorization" in text.lower():
+            raise errors.MisconfiguredError(
+                f"NATS at {settings.url} refuses the credentials: {text}; check SPUR_EVENTS_NATS_CREDENTIALS or"
+                " SPUR_EVENTS_NATS_MUNGE"
+            ) from error
+        raise errors.UnreachableError(
+            f"no connection to NATS at {settings.url}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
+        ) from error
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(nats.errors.Error):
+            await client.close()
+
+
+class Caller:
+    """A connection for requests."""
+
+    def __init__(self, client: Client, settings: Nats) -> None:
+        self._client = client
+        self._where = f"NATS at {settings.url}"
+        self._forbidden: set[asyncio.Future[None]] = set()
+
+    async def told(self, error: Exception) -> None:
+        """Take what the server says on the side: that a request may not be published."""
+        if "permissions violation for publish" in str(error).lower():
+            for waiting in self._forbidden:
+                if not waiting.done():
+                    waiting.set_result(None)
+
+    async def ask(self, subject: str, model: Frozen, kind: type[M], timeout_s: float, service: str) -> M:
+        """Send a request, and return the answer; `service` is what should answer, for messages.
+
+        Raises:
+            NobodyError: if no such service runs.
+            TimedOutError: if it runs and does not answer in time.
+            RefusedError: if we may not ask there.
+            UnreachableError: if the connection is lost meanwhile.
+            PermanentError: if the answer cannot be read.
+        """
+        data, headers = codec.encode(model, self._client.max_payload)
+        forbidden: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._forbidden.add(forbidden)
+        request = asyncio.ensure_future(
+            self._client.request(subject, data, timeout=timeout_s, headers=headers)
+        )
+        try:
+            waiting: set[asyncio.Future[Any]] = {request, forbidden}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                raise errors.RefusedError(
+                    f"{self._where} does not let you ask on {subject}: everybody may ask for herself only; leave"
+                    " --user out, or use an administrator's credentials"
+                )
+            reply = request.result()
+        except nats.errors.NoRespondersError as error:
+            raise NobodyError(
+                f"{service} is not running: nobody answers on {subject} at {self._where}; ask the administrator to"
+                " start it ('spur-events run kubeconfig'), or check --cluster"
+            ) from error
+        except (TimeoutError, nats.errors.TimeoutError) as error:
+            raise errors.TimedOutError(
+                f"{service} gave no answer within {timeout_s:g} s; asking again is safe"
+            ) from error
+        except (nats.errors.Error, OSError) as error:
+            raise errors.UnreachableError(
+                f"{self._where}: the connection was lost: {error or type(error).__name__}; asking again is safe"
+            ) from error
+        finally:
+            self._forbidden.discard(forbidden)
+            forbidden.cancel()
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        try:
+            return codec.decode(kind, reply.data, reply.headers)
+        except codec.CodecError as error:
+            raise errors.PermanentError(
+                f"the answer of {service} cannot be read ({error}): it is of another version than this command"
+            ) from error
