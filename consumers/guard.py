@@ -7,15 +7,17 @@ refuses, `plan.guard` says.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from spur_events import errors as base
 from spur_events import jetstream, settings
 from spur_events.consumers.kube import apply, errors, kinds
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import diff, guard, marks, observed
 from spur_events.schemas import subjects
-from spur_events.schemas.access import GuardState
+from spur_events.schemas.access import GuardRequest, GuardState, PartReport
+from spur_events.schemas.resync import WORK, Action, Item
 from spur_events.schemas.status import AccountStatus, Phase
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ _OURS = frozenset({Phase.APPLIED, Phase.PENDING, Phase.INVALID, Phase.DEGRADED, 
 #: A server takes a new policy up within about a second (tried on 1.37); this is for slow ones.
 _PROOF_ATTEMPTS = 20
 _PROOF_PAUSE_S = 0.5
+#: Seconds that apply may take to mend the guard: two looks, two writes, and the proof.
+_ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,51 @@ async def state(client: kube.Client, installation: str) -> tuple[GuardState, str
     return _judged(found)
 
 
+async def items(client: kube.Client, installation: str) -> list[Item]:
+    """Return what a resync has to say about the guard; empty if it is as it should be, or cannot be had."""
+    try:
+        found = await look(client, installation)
+    except errors.NotFoundError:
+        return []  # `status` says so; there is nothing to be done about it here
+    except errors.ForbiddenError as error:
+        return [_item(Action.CONFLICT, f"the member guard cannot be looked at: {error}")]
+    return [_item(_action(one), one.trouble) for one in found if one.trouble]
+
+
+async def mended(
+    bus: jetstream.Bus, cluster: str, installation: str, planned: Sequence[Item]
+) -> dict[int, Item]:
+    """Have apply mend the guard if that is planned; returns the items about it with their outcomes, by number."""
+    mine = {
+        number: item
+        for number, item in enumerate(planned)
+        if item.action in WORK and not item.slug and not item.outcome
+    }
+    if not mine:
+        return {}
+    question = GuardRequest(installation=installation)
+    try:
+        answer = await bus.ask(subjects.guard(cluster), question, PartReport, _ANSWER_S)
+    except base.TemporaryError as error:
+        ended = {"outcome": f"no apply process mended it: {error}", "failed": True}
+    else:
+        fine = answer.guard is GuardState.IN_FORCE
+        text = f"{answer.guard}{f': {answer.message}' if answer.message else ''}"
+        ended = {"outcome": text, "failed": not fine, "carried_out": fine}
+    return {number: item.model_copy(update=ended) for number, item in mine.items()}
+
+
+def _action(one: Found) -> Action:
+    if one.foreign:
+        return Action.CONFLICT
+    return Action.CREATE if one.live is None else Action.CHANGE
+
+
+def _item(action: Action, detail: str) -> Item:
+    """An item about no account and no namespace: the detail names the object."""
+    return Item(action=action, slug="", namespace="", details=(detail,))
+
+
 class Keeper:
     """Keeps the guard of one installation in one cluster as it should be."""
 
@@ -94,7 +143,7 @@ class Keeper:
             return await self._keep()
         except errors.NotFoundError:
             return GuardState.UNSUPPORTED, _UNSUPPORTED
-        except (*errors.ANSWERS, errors.UnreachableError) as error:
+        except (*errors.ANSWERS, base.TemporaryError) as error:  # of the API server, or of NATS
             return GuardState.MISSING, f"the guard cannot be looked at or written: {error}"
 
     async def _keep(self) -> tuple[GuardState, str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from spur_events import errors, jetstream, process, retrying, settings
-from spur_events.consumers import answers, lease, source
+from spur_events.consumers import answers, guard, lease, source
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import errors as kube_errors
 from spur_events.consumers.kube import observe
@@ -198,6 +198,7 @@ class Resync:
         others = sum(map(_is_marked, live.namespaces)) - ours
         doubt = found.doubt(ours, others, override=request.prune_unexplained)
         items = [_allowed(item, request, doubt) for item in plan.items]
+        items += await guard.items(self._client, self._installation)
         report = report.model_copy(
             update={
                 "accounts": found.contents.accounts,
@@ -210,6 +211,8 @@ class Resync:
         if request.dry_run:
             return report.model_copy(update={"state": ended})
         await self._forget(request, items, doubt)
+        mended = await guard.mended(self._bus, self._cluster, self._installation, items)
+        items = [mended.get(number, item) for number, item in enumerate(items)]
         items = await self._carry_out(report, items)
         if ended is RunState.DONE and any(item.failed for item in items):
             ended = RunState.FAILED

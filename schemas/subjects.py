@@ -17,7 +17,7 @@ RELAY_KEY = "relay"
 CHECKPOINT_KEY = "checkpoint"
 #: Begins no cluster's name, so that these keys are nobody's status.
 _REPORT_PREFIX = "_resync."
-_PART_PREFIX = "_part."
+PART_PREFIX = "_part."
 AUDIT_REQUEST = "spur.audit"
 
 #: Key in the metadata of SPUR_EVENTS that holds the number of partitions, fixed when the stream is made.
@@ -72,7 +72,7 @@ def guard(cluster: str) -> str:
 
 def part_key(cluster: str, part: str) -> str:
     """Return the key of what a part found out about its rights and the guard of a cluster."""
-    return f"{_PART_PREFIX}{cluster}.{part}"
+    return f"{PART_PREFIX}{cluster}.{part}"
 
 
 def report_key(cluster: str, request: str = "") -> str:
@@ -82,7 +82,7 @@ def report_key(cluster: str, request: str = "") -> str:
 
 def is_account_status(key: str) -> bool:
     """Return whether a key of the status bucket is an account's status on a cluster."""
-    return "." in key and not key.startswith((_REPORT_PREFIX, _PART_PREFIX))
+    return "." in key and not key.startswith((_REPORT_PREFIX, PART_PREFIX))
 
 
 def partition_filters(cluster: str, number: int) -> list[str]:

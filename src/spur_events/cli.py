@@ -44,6 +44,7 @@ class Part(StrEnum):
     RELAY = "relay"
     APPLY = "apply"
     RESYNC = "resync"
+    KUBECONFIG = "kubeconfig"
     ALL = "all"
 
 
@@ -67,7 +68,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 @app.command()
 def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them together.")]) -> None:
     """Run a part of the pipeline until SIGTERM."""
-    from spur_events import services  # noqa: PLC0415 - other commands need not load the drivers
+    from spur_events import health, services  # noqa: PLC0415 - other commands need not load the drivers
 
     telemetry.set_up()
     config = settings.load()
@@ -75,9 +76,16 @@ def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them t
         Part.RELAY: services.relay,
         Part.APPLY: services.apply,
         Part.RESYNC: services.resync,
+        Part.KUBECONFIG: services.kubeconfig,
         Part.ALL: services.everything,
     }
-    _run(process.until_signal(parts[part](config)))
+    expected = services.TOGETHER if part is Part.ALL else {str(part)}
+
+    async def work() -> None:
+        async with health.serving(config.health, expected):
+            await parts[part](config)
+
+    _run(process.until_signal(work()))
 
 
 @database.command("migrate")

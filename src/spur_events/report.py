@@ -13,12 +13,15 @@ import rich.table
 
 from spur_events import errors, jetstream, settings
 from spur_events.schemas import subjects
+from spur_events.schemas.access import GuardState, PartReport
 from spur_events.schemas.accounts import AccountState
 from spur_events.schemas.events import AccountChanged
 from spur_events.schemas.resync import WORK, ResyncReport
 from spur_events.schemas.status import RELAY_STALE_S, AccountStatus, Phase, RelayStatus
 
 _WATCH_S = 0.5
+#: Parts report every 5 min at the latest (consumers.rights).
+_SILENT_S = 660.0
 
 
 async def status(config: settings.Settings, only: set[str], *, watch: bool, as_json: bool) -> None:
@@ -28,7 +31,10 @@ async def status(config: settings.Settings, only: set[str], *, watch: bool, as_j
         while True:
             found = await _collect(bus, only)
             # The heartbeat's age changes all the time and is no news.
-            news = (found["relay"]["state"], found["accounts"])
+            clusters = [
+                {**one, "parts": [_still(part) for part in one["parts"]]} for one in found["clusters"]
+            ]
+            news = (found["relay"]["state"], clusters, found["accounts"])
             if news != shown:
                 _print_json(found) if as_json else _print_status(found, filtered=bool(only))
                 shown = news
@@ -73,6 +79,7 @@ async def _collect(bus: jetstream.Bus, only: set[str]) -> dict[str, Any]:
         accounts = [row for row in accounts if row.get("account") in only]
     return {
         "relay": await _relay(bus),
+        "clusters": await _clusters(bus),
         "resyncs": await _resyncs(bus),
         "accounts": accounts,
     }
@@ -106,15 +113,58 @@ async def _resyncs(bus: jetstream.Bus) -> list[dict[str, Any]]:
             "state": str(entry.value.state),
             "dry_run": entry.value.dry_run,
             "age_s": round((datetime.now(UTC) - entry.value.at).total_seconds(), 1),
-            "failed": [item.account or item.namespace for item in entry.value.items if item.failed],
+            "failed": [
+                item.account or item.namespace or "member guard" for item in entry.value.items if item.failed
+            ],
             "told": [
-                f"{item.action} {item.namespace}" for item in entry.value.items if item.action not in WORK
+                f"{item.action} {item.namespace or 'member guard'}"
+                for item in entry.value.items
+                if item.action not in WORK
             ],
             "message": entry.value.message,
         }
         for key, entry in reports.items()
         if isinstance(entry, jetstream.Entry) and key == subjects.report_key(entry.value.cluster)
     ]
+
+
+async def _clusters(bus: jetstream.Bus) -> list[dict[str, Any]]:
+    """Return what the parts of each cluster found out about their rights there, and apply about the guard."""
+    reports = await bus.read_all(subjects.STATUS_BUCKET, PartReport, subjects.PART_PREFIX)
+    found: dict[str, dict[str, Any]] = {}
+    for _, entry in sorted(reports.items()):
+        if isinstance(entry, jetstream.Damaged):
+            continue
+        report = entry.value
+        unknown = {"cluster": report.cluster, "guard": str(GuardState.UNKNOWN), "message": "", "parts": []}
+        cluster = found.setdefault(report.cluster, unknown)
+        if report.guard is not GuardState.UNKNOWN:
+            cluster |= {"guard": str(report.guard), "message": report.message}
+        cluster["parts"].append(
+            {
+                "part": report.part,
+                "age_s": round((datetime.now(UTC) - report.at).total_seconds(), 1),
+                "missing_rights": list(report.missing_rights),
+                "message": report.message if report.guard is GuardState.UNKNOWN else "",
+            }
+        )
+    return list(found.values())
+
+
+def _still(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "age_s"}
+
+
+def _print_cluster(console: rich.console.Console, cluster: dict[str, Any]) -> None:
+    told = f" - {cluster['message']}" if cluster["message"] else ""
+    console.print(f"cluster {cluster['cluster']}: member guard {cluster['guard']}{told}", markup=False)
+    for part in cluster["parts"]:
+        troubles = [f"right missing: {right}" for right in part["missing_rights"]]
+        troubles += [part["message"]] if part["message"] else []
+        if part["age_s"] > _SILENT_S:
+            troubles.append(f"last heard of {part['age_s']:.0f} s ago; does it run?")
+        for trouble in troubles:
+            console.print(f"cluster {cluster['cluster']}: {part['part']}: {trouble}", markup=False)
 
 
 async def _relay(bus: jetstream.Bus) -> dict[str, Any]:
@@ -151,6 +201,8 @@ def _print_status(found: dict[str, Any], *, filtered: bool) -> None:
     console.print(f"relay: {relay['state']}{age}{' - ' + relay['message'] if 'message' in relay else ''}")
     for slug, why in relay.get("refused", {}).items():
         console.print(f"refused: {slug}: {why}", markup=False)
+    for cluster in found["clusters"]:
+        _print_cluster(console, cluster)
     for run in found["resyncs"]:
         told = "".join(f"; {line}" for line in (*run["told"], run["message"]) if line)
         failed = f"; failed: {', '.join(run['failed'])}" if run["failed"] else ""

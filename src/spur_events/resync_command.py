@@ -225,7 +225,9 @@ def _show_plan(console: rich.console.Console, plan: ResyncReport) -> None:
 def _show_outcome(console: rich.console.Console, report: ResyncReport) -> None:
     for item in report.items:
         if item.failed:
-            console.print(f"failed: {item.account or item.namespace}: {item.outcome}", markup=False)
+            console.print(
+                f"failed: {item.account or item.namespace or 'member guard'}: {item.outcome}", markup=False
+            )
     failed = sum(item.failed for item in report.items)
     done = sum(item.carried_out for item in report.items)
     took_s = (report.at - report.started_at).total_seconds()
@@ -234,7 +236,8 @@ def _show_outcome(console: rich.console.Console, report: ResyncReport) -> None:
 
 def _line(item: Item) -> str:
     details = [*item.details, *([item.outcome] if item.outcome else [])]
-    return f"{item.action:12} {item.account or '-'} ({item.namespace}){': ' if details else ''}{'; '.join(details)}"
+    about = f"{item.account or '-'} ({item.namespace})" if item.namespace else "member guard"
+    return f"{item.action:12} {about}{': ' if details else ''}{'; '.join(details)}"
 
 
 def _sum(plan: ResyncReport) -> str:
