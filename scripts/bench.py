@@ -47,11 +47,11 @@ def main() -> None:
         cluster = ControlPlane(Path(folder) / "controlplane", durable=False)
         for server in (database, nats, cluster):
             server.start()
+        config = settings.load()
         os.environ |= {
             "SPUR_EVENTS_DATABASE_URL": database.url,
             "SPUR_EVENTS_NATS_URL": nats.url,
-            "SPUR_EVENTS_NATS_USER": nats.user,
-            "SPUR_EVENTS_NATS_PASSWORD": nats.password,
+            "SPUR_EVENTS_NATS_CREDENTIALS": str(nats.credentials(config.kubernetes.cluster, config.nats.partitions)),
             "KUBECONFIG": str(cluster.kubeconfig),
         }
         config = settings.load()

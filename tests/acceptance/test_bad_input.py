@@ -7,6 +7,7 @@ import pytest
 from support import pipeline, processes, servers
 
 from spur_events import settings
+from spur_events.identity import serverconf, site
 from spur_events.local.nats import Nats
 
 #: Nothing listens on port 1 of this machine.
@@ -128,13 +129,14 @@ def test_a_state_folder_where_nothing_runs(command: str, tmp_path: Path) -> None
     assert "spur-events up" in told
 
 
-def test_nats_that_refuses_the_password(nats_server: Nats, database_url: str) -> None:
-    given = pipeline.config(database_url, nats_server)
-    code, _, lines = run(given, "spur-events", "run", "relay", SPUR_EVENTS_NATS_PASSWORD="hunter2")
+def test_nats_that_refuses_the_credentials(nats_server: Nats, database_url: str, tmp_path: Path) -> None:
+    other = site.Site.create(tmp_path / "site", serverconf.Server(), clusters=["default"], partitions=1)
+    given = pipeline.config(database_url, nats_server, nats={"credentials": other.credentials})
+    code, _, lines = run(given, "spur-events", "run", "relay")
     told = one_line(lines)
     assert code == 1
     assert "refuses the credentials" in told
-    assert "SPUR_EVENTS_NATS_USER" in told
+    assert "SPUR_EVENTS_NATS_CREDENTIALS" in told
 
 
 def test_no_kubernetes(database_url: str, nats_server: Nats, tmp_path: Path) -> None:

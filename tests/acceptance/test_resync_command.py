@@ -207,7 +207,7 @@ async def test_without_a_relay_drift_is_undone_and_nothing_is_deleted(
     async with (
         pipeline.background(services.apply(given)),
         pipeline.background(services.resync(given)),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         here = site.Site(config=given, bus=bus, cluster=cluster, prefix=unique)
@@ -240,7 +240,7 @@ async def test_a_resync_that_waits_for_its_writers_is_followed_to_its_end(
     async with (
         pipeline.relay(given),
         pipeline.background(services.resync(given)),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
     ):
         first = asyncio.create_task(command(given, "resync"))
 

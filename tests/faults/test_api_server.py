@@ -51,7 +51,7 @@ async def running(
         )
         async with (
             pipeline.everything(config),
-            jetstream.connect(config.nats, "test") as bus,
+            jetstream.connect(config.nats, "test", "test") as bus,
             pipeline.cluster(direct) as cluster,
         ):
             yield Site(config=config, bus=bus, cluster=cluster, proxy=between)

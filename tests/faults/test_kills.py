@@ -78,7 +78,7 @@ async def test_nats_is_killed_during_200_changes(
 
     async with pipeline.everything(given), pipeline.cluster(given) as cluster:
         assert await under_load(given, seed, unique, 200, strike) > 1
-        async with jetstream.connect(given.nats, "test") as bus:
+        async with jetstream.connect(given.nats, "test", "test") as bus:
             await compare.whole(bus, given, cluster, hint=f"seed {seed}")
 
 
@@ -96,7 +96,7 @@ async def test_the_database_is_killed_during_200_changes(
 
     async with (
         pipeline.everything(given),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         assert await under_load(given, seed, unique, 200, strike) > 1
@@ -123,7 +123,7 @@ async def test_the_services_are_killed_during_200_changes(
             service.start()
 
         assert await under_load(given, seed, unique, 200, strike, 0.08) > 2
-        async with jetstream.connect(given.nats, "test") as bus, pipeline.cluster(given) as cluster:
+        async with jetstream.connect(given.nats, "test", "test") as bus, pipeline.cluster(given) as cluster:
             await compare.whole(bus, given, cluster, hint=f"seed {seed}")
 
 
@@ -207,7 +207,7 @@ async def test_a_relay_that_is_killed_between_put_and_commit_publishes_everythin
             await asyncio.to_thread(changes.make, given, f"{seed}.{number}", "x", 20, 0.005)
             number += 1
 
-    async with jetstream.connect(given.nats, "test") as bus:
+    async with jetstream.connect(given.nats, "test", "test") as bus:
         writer = asyncio.create_task(write())
         with processes.Service("relay", given, tmp_path / "relay.log") as relay:
             for _ in range(20):
@@ -235,7 +235,7 @@ async def test_a_batch_whose_relay_died_before_the_commit_is_published_again_as_
 ) -> None:
     """The one moment that matters, held open by a lock."""
     given = pipeline.config(database_url, nats_server)
-    async with jetstream.connect(given.nats, "test") as bus:
+    async with jetstream.connect(given.nats, "test", "test") as bus:
         with processes.Service("relay", given, tmp_path / "relay.log") as relay:
             pipeline.execute(given, "INSERT INTO accounts (name, grp_tres) VALUES ('bio', 'cpu=4')")
             first = await pipeline.eventually(lambda: _limit(bus, 4), "bio is published")

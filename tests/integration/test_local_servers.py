@@ -88,13 +88,23 @@ def test_servers_listen_on_loopback_only_and_ask_for_a_password(
             if line.split()[1].endswith(f":{server.port:04X}") and line.split()[3] == "0A"
         ]
         assert listening == [f"0100007F:{server.port:04X}"]
-        for path in (server.folder / "password", server.log):
-            assert path.stat().st_mode & 0o077 == 0
+        assert server.log.stat().st_mode & 0o077 == 0
+    secrets = [
+        postgres_server.folder / "password",
+        *nats_server.folder.rglob("*.nk"),
+        *nats_server.folder.rglob("*.creds"),
+    ]
+    assert len(secrets) > 20
+    for path in secrets:
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
-async def test_nats_keeps_streams_over_kill(nats_server: Nats) -> None:
+async def test_nats_keeps_streams_over_kill(nats_server: Nats, tmp_path: Path) -> None:
     async def connect() -> client.Client:
-        return await nats.connect(nats_server.url, user=nats_server.user, password=nats_server.password)
+        return await nats.connect(nats_server.url, user_credentials=str(mine))
+
+    mine = tmp_path / "test.creds"
+    mine.write_text(nats_server.site.pipeline_user("test"), "ascii")
 
     connected = await connect()
     await connected.jetstream().add_stream(name="KEPT", subjects=["kept"])

@@ -120,8 +120,7 @@ def test_the_whole_life_with_a_control_plane(up: Up, tmp_path: Path) -> None:
     assert set(variables) == {
         "SPUR_EVENTS_DATABASE_URL",
         "SPUR_EVENTS_NATS_URL",
-        "SPUR_EVENTS_NATS_USER",
-        "SPUR_EVENTS_NATS_PASSWORD",
+        "SPUR_EVENTS_NATS_CREDENTIALS",
         "KUBECONFIG",
         "SPUR_EVENTS_STATE_DIR",
     }
@@ -233,7 +232,7 @@ def test_use_takes_the_named_folder_and_leaves_a_set_environment_alone(
 
 
 def supervisor_variables() -> tuple[str, ...]:
-    names = ("DATABASE_URL", "NATS_URL", "NATS_USER", "NATS_PASSWORD", "STATE_DIR", "CONFIG")
+    names = ("DATABASE_URL", "NATS_URL", "NATS_CREDENTIALS", "STATE_DIR", "CONFIG")
     return (*(f"SPUR_EVENTS_{name}" for name in names), "KUBECONFIG")
 
 

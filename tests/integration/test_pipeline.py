@@ -293,7 +293,7 @@ async def test_two_apply_processes_share_the_work_and_never_go_back(
     async with (
         pipeline.everything(site_config),
         pipeline.background(services.apply(site_config)),
-        jetstream.connect(config.nats, "test") as bus,
+        jetstream.connect(config.nats, "test", "test") as bus,
         pipeline.cluster(config) as cluster,
     ):
         accounts = [f"{unique}a{number}" for number in range(5)]
@@ -432,7 +432,7 @@ async def test_a_durable_with_other_settings_is_brought_up_to_date(config: setti
     """Case C38."""
     name = subjects.durable(config.kubernetes.cluster, 0)
     filters = subjects.partition_filters(config.kubernetes.cluster, 0)
-    async with jetstream.connect(config.nats, "test") as bus:
+    async with jetstream.connect(config.nats, "test", "test") as bus:
         await bus.ensure_topology("x")
         await bus.ensure_consumer(name, filters, ack_wait_s=5)
         await bus.ensure_consumer(name, filters, ack_wait_s=60)

@@ -32,7 +32,7 @@ async def test_the_cluster_ends_as_the_database_says(
     )
     async with (
         pipeline.everything(given),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         counts = await asyncio.gather(
@@ -55,7 +55,7 @@ async def test_the_comparison_sees_what_is_changed_missing_and_too_much(
     given = pipeline.config(
         database_url, nats_server, kubernetes={"cluster": unique, "kubeconfig": control_plane.kubeconfigs}
     )
-    async with pipeline.cluster(given) as cluster, jetstream.connect(given.nats, "test") as bus:
+    async with pipeline.cluster(given) as cluster, jetstream.connect(given.nats, "test", "test") as bus:
         async with pipeline.everything(given):
             pipeline.execute(given, "INSERT INTO accounts (name, grp_tres) VALUES (%s, 'cpu=4')", unique)
             stored = await compare.whole(bus, given, cluster)

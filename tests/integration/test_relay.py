@@ -98,7 +98,7 @@ async def test_two_relays_publish_each_change_once_and_in_order(database_url: st
 
 async def test_the_standby_takes_over_when_the_leader_dies(database_url: str, nats_server: Nats) -> None:
     config = pipeline.config(database_url, nats_server)
-    async with jetstream.connect(config.nats, "standby") as bus:
+    async with jetstream.connect(config.nats, "standby", "relay") as bus:
         async with pipeline.relay(config):
             standby = Relay(config, bus)
             task = asyncio.create_task(standby.run())
@@ -256,7 +256,7 @@ async def test_a_setting_that_cannot_be_changed_in_place_is_refused_by_name(
     database_url: str, nats_server: Nats
 ) -> None:
     config = pipeline.config(database_url, nats_server)
-    async with jetstream.connect(config.nats, "test") as bus:
+    async with jetstream.connect(config.nats, "test", "test") as bus:
         await bus._js.add_stream(name="SPUR_PARKED", subjects=["spur.parked.>"], storage="memory")
         with pytest.raises(errors.MisconfiguredError, match=r"SPUR_PARKED: storage is 'memory'"):
             await bus.ensure_topology("x")
@@ -264,7 +264,7 @@ async def test_a_setting_that_cannot_be_changed_in_place_is_refused_by_name(
 
 async def test_settings_that_can_be_changed_are_brought_up_to_date(nats_server: Nats) -> None:
     config = pipeline.config("postgresql://unused", nats_server)
-    async with jetstream.connect(config.nats, "test") as bus:
+    async with jetstream.connect(config.nats, "test", "test") as bus:
         await bus._js.add_stream(name="SPUR_PARKED", subjects=["spur.parked.>"], max_age=10.0)
         await bus.ensure_topology("x")
         live = (await bus._js.stream_info(subjects.PARKED_STREAM)).config
@@ -273,10 +273,10 @@ async def test_settings_that_can_be_changed_are_brought_up_to_date(nats_server: 
 
 async def test_another_number_of_partitions_is_refused(nats_server: Nats) -> None:
     config = pipeline.config("postgresql://unused", nats_server)
-    async with jetstream.connect(config.nats, "test") as bus:
+    async with jetstream.connect(config.nats, "test", "test") as bus:
         await bus.ensure_topology("x")
     other = pipeline.config("postgresql://unused", nats_server, nats={"partitions": 8})
-    async with jetstream.connect(other.nats, "test") as bus:
+    async with jetstream.connect(other.nats, "test", "test") as bus:
         with pytest.raises(errors.MisconfiguredError, match="16 partitions, not 8"):
             await bus.ensure_topology("x")
 
@@ -332,7 +332,7 @@ async def test_a_lost_acknowledgement_does_not_store_the_event_twice(
             pipeline.execute(config, "INSERT INTO accounts (name) VALUES ('bio')")
             await pipeline.published(config)
     assert lost
-    async with jetstream.connect(direct.nats, "test") as bus:
+    async with jetstream.connect(direct.nats, "test", "test") as bus:
         assert len(await pipeline.changes(bus, "bio")) == 1
 
 
@@ -487,8 +487,8 @@ async def test_reading_a_bucket_under_constant_writes_misses_no_key(nats_server:
         return AccountState(installation="x", revision=Revision(1, number), name=name, incarnation="i")
 
     async with (
-        jetstream.connect(config.nats, "reader") as bus,
-        jetstream.connect(config.nats, "writer") as writing,
+        jetstream.connect(config.nats, "reader", "test") as bus,
+        jetstream.connect(config.nats, "writer", "test") as writing,
     ):
         await bus.ensure_topology("x")
         every = [f"a{number}" for number in range(1500)]

@@ -435,7 +435,7 @@ async def test_a_request_outlives_the_process_that_should_have_taken_it(
     async with resyncs.running(given, unique) as here:
         await here.add("bio", "alice")
         await resyncs.run(here)
-    async with jetstream.connect(given.nats, "test") as bus:
+    async with jetstream.connect(given.nats, "test", "test") as bus:
         asked = await resyncs.ask(bus, unique)
     async with resyncs.running(given, unique) as here:
         found = await resyncs.ended(here.bus, unique, asked)

@@ -52,7 +52,7 @@ async def without_relay(given: settings.Settings, prefix: str) -> AsyncIterator[
     async with (
         pipeline.background(services.apply(given)),
         pipeline.background(services.resync(given)),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         yield site.Site(config=given, bus=bus, cluster=cluster, prefix=prefix)
@@ -377,7 +377,7 @@ async def test_no_right_to_list(given: settings.Settings, unique: str, tmp_path:
     async with (
         pipeline.relay(given),
         pipeline.background(services.apply(given)),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         here = site.Site(config=given, bus=bus, cluster=cluster, prefix=unique)

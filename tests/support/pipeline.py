@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
-from spur_events import jetstream, postgres, services, settings
+from spur_events import jetstream, postgres, private, services, settings
 from spur_events.consumers.kube import apply, observe
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import marks
-from spur_events.local.nats import Nats
 from spur_events.local import kubeconfigs
+from spur_events.local.nats import Nats
 from spur_events.producers.relay import Relay
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
@@ -27,7 +28,7 @@ def config(database_url: str, nats_server: Nats, **groups: dict[str, Any]) -> se
     """Return settings for these servers; groups override, for example relay={"batch_rows": 2}."""
     given: dict[str, dict[str, Any]] = {
         "database": {"url": database_url},
-        "nats": {"url": nats_server.url, "user": nats_server.user, "password": nats_server.password},
+        "nats": {"url": nats_server.url},
         # So that a broken notification path is seen: nothing may depend on a short poll.
         "relay": {"poll_interval_s": 1.0, "heartbeat_s": 1.0},
         # A resync that comes by itself would carry out what a test only wants to see planned.
@@ -35,7 +36,17 @@ def config(database_url: str, nats_server: Nats, **groups: dict[str, Any]) -> se
     }
     for group, values in groups.items():
         given[group] = {**given.get(group, {}), **values}
+    given["nats"].setdefault("credentials", credentials(nats_server, given))
     return settings.Settings.model_validate(given)
+
+
+def credentials(nats_server: Nats, given: dict[str, dict[str, Any]]) -> Path:
+    """Return a folder with the credentials of all parts for a cluster, and `test` with all rights in the pipeline."""
+    whole = settings.Settings.model_validate(given)
+    folder = nats_server.credentials(whole.kubernetes.cluster, whole.nats.partitions)
+    if not (folder / "test.creds").exists():
+        private.write(folder / "test.creds", nats_server.site.pipeline_user("test"))
+    return folder
 
 
 async def eventually(
@@ -68,8 +79,11 @@ async def background(part: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio
 @contextlib.asynccontextmanager
 async def relay(given: settings.Settings) -> AsyncIterator[tuple[Relay, jetstream.Bus]]:
     """Run a relay until the block ends; begins when it leads."""
-    async with jetstream.connect(given.nats, "test relay") as bus:
-        part = Relay(given, bus)
+    async with (
+        jetstream.connect(given.nats, "test relay", "relay") as own,
+        jetstream.connect(given.nats, "test", "test") as bus,
+    ):
+        part = Relay(given, own)
         async with background(part.run()) as task:
             leading = asyncio.ensure_future(part.leading.wait())
             await asyncio.wait({leading, task}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +117,7 @@ async def changes(bus: jetstream.Bus, account: str | None = None) -> list[tuple[
 @contextlib.asynccontextmanager
 async def everything(given: settings.Settings) -> AsyncIterator[None]:
     """Run the whole pipeline in this process until the block ends; begins when it is ready."""
+    await may_guard(given)
     ready = asyncio.Event()
     async with background(services.everything(given, ready.set)) as task:
         waiting = asyncio.ensure_future(ready.wait())
@@ -113,8 +128,16 @@ async def everything(given: settings.Settings) -> AsyncIterator[None]:
         yield
 
 
+async def may_guard(given: settings.Settings) -> None:
+    """Let apply write the member guard of this database's installation, as an administrator does by hand."""
+    with postgres.connect(given.database) as connection:
+        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
+    assert row is not None
+    async with kube.Client(given.kubernetes) as client:
+        await kubeconfigs.write(client, kubeconfigs.guard_manifests(row["id"]))
+
+
 class Cluster:
-    await may_guard(given)
     """A cluster as a test looks at it: as its administrator, through our own client."""
 
     def __init__(self, client: kube.Client, name: str) -> None:
@@ -124,15 +147,6 @@ class Cluster:
     async def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
         """Return a live object, or None."""
         return await apply.get(self.client, kind, name, namespace)
-
-async def may_guard(given: settings.Settings) -> None:
-    """Let apply write the member guard of this database's installation, as an administrator does by hand."""
-    with postgres.connect(given.database) as connection:
-        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
-    assert row is not None
-    async with kube.Client(given.kubernetes) as client:
-        await kubeconfigs.write(client, kubeconfigs.guard_manifests(row["id"]))
-
 
     async def hard(self, account: str) -> dict[str, str] | None:
         """Return an account's quota as it is in force, or None."""

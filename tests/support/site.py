@@ -168,7 +168,7 @@ async def running(given: settings.Settings, prefix: str) -> AsyncIterator[Site]:
     """Run everything until the block ends."""
     async with (
         pipeline.everything(given),
-        jetstream.connect(given.nats, "test") as bus,
+        jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
         yield Site(config=given, bus=bus, cluster=cluster, prefix=prefix)

@@ -110,7 +110,7 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
         text = str(error) or type(error).__name__
         if "authorization" in text.lower():
             raise errors.MisconfiguredError(
-                f"{where} refuses the credentials: {text}; check SPUR_EVENTS_NATS_USER, _PASSWORD, _CREDENTIALS"
+                f"{where} refuses the credentials: {text}; check SPUR_EVENTS_NATS_CREDENTIALS, or _USER and _PASSWORD"
             ) from error
         raise errors.UnreachableError(
             f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"

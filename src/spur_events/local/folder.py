@@ -3,30 +3,18 @@
 Used by the servers of this package; knows nothing about any of them.
 """
 
-import os
 import random
 import secrets
 import socket
-import tempfile
 from pathlib import Path
 
-from spur_events import errors
+from spur_events import errors, private
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT = 15000
 
-
-def make_private(folder: Path) -> None:
-    """Create a folder of mode 0700 where it does not exist yet."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600 so that readers see the old or the new content, never half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    Path(temporary).replace(path)
+make_private = private.make_folder
+write_private = private.write
 
 
 def secret(path: Path) -> str:

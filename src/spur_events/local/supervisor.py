@@ -178,6 +178,7 @@ def _supervise(
         state.withdraw()
         before = signal.signal(signal.SIGTERM, on_signal)
         try:
+            mine = settings.load()
             postgres, nats, control_plane = state.servers(kubeconfig, report)
             servers = [postgres, nats] + ([control_plane] if control_plane is not None else [])
             with Running(servers, report):
@@ -185,19 +186,20 @@ def _supervise(
                 variables = {
                     "SPUR_EVENTS_DATABASE_URL": postgres.database_url(states.DATABASE),
                     "SPUR_EVENTS_NATS_URL": nats.url,
-                    "SPUR_EVENTS_NATS_USER": nats.user,
-                    "SPUR_EVENTS_NATS_PASSWORD": nats.password,
+                    "SPUR_EVENTS_NATS_CREDENTIALS": str(
+                        nats.credentials(mine.kubernetes.cluster, mine.nats.partitions)
+                    ),
                     "KUBECONFIG": str(cluster),
                     states.VARIABLE: str(state.folder),
                 }
                 _create_database(postgres.url)
                 os.environ.update(variables)  # settings are read from there
                 migrate(variables)
-                report("starting the services")
-
                 if control_plane is not None:
                     # In this process alone: what `env` prints is the administrator's.
                     os.environ[_KUBECONFIG_VARIABLE] = str(_grant(state, cluster, variables))
+                report("starting the services")
+
                 def ready() -> None:
                     state.publish(variables)
                     if hints:
@@ -222,8 +224,6 @@ def _create_database(url: str) -> None:
             connection.execute(f"CREATE DATABASE {states.DATABASE}".encode())
 
 
-def _say_what_next(state: states.State, option: str, report: console.Report) -> None:
-    report(f"everything is ready; its state is in {state.folder}. Next:")
 def _grant(state: states.State, admin: Path, variables: dict[str, str]) -> Path:
     """Give each service its own rights in the embedded control plane; returns the folder of their kubeconfigs."""
     database = settings.Database.model_validate({"url": variables["SPUR_EVENTS_DATABASE_URL"]})
@@ -236,6 +236,8 @@ def _grant(state: states.State, admin: Path, variables: dict[str, str]) -> Path:
     return folder
 
 
+def _say_what_next(state: states.State, option: str, report: console.Report) -> None:
+    report(f"everything is ready; its state is in {state.folder}. Next:")
     report(f'  eval "$(spur-events env{option})"')
     report("  sacctmgr -i add account name=physics grptres=cpu=64,mem=131072")
     report(f"  spur-events down{option}    stops it again, the data stays")
