@@ -67,6 +67,7 @@ def _quoted(values: tuple[str, ...]) -> str:
     return ", ".join(f"'{value}'" for value in values)
 
 
+_WHOSE = "{}.metadata.annotations['kubernetes.io/service-account.name']"
 _IS_SOURCE = " || ".join(f"has(v.{source})" for source in _VOLUMES)
 _HAS_KEY = "has(t.key) && t.key != ''"
 _EXTERNAL_IPS = _or_empty("dyn(object).spec.externalIPs")
@@ -100,8 +101,7 @@ _VARIABLES: dict[str, str] = {
 _RULES: dict[str, str] = {
     # An old one can still be updated: the controller that fills in the token does so. Not to be another's, though.
     "request.kind.kind != 'Secret' || dyn(object).type != 'kubernetes.io/service-account-token'"
-    " || (request.operation == 'UPDATE' && has(object.metadata.annotations)"
-    " && object.metadata.annotations == oldObject.metadata.annotations)": (
+    f" || (request.operation == 'UPDATE' && {_WHOSE.format('object')} == {_WHOSE.format('oldObject')})": (
         '"a Secret of type kubernetes.io/service-account-token would hold a token that never ends; ask for a short'
         " one with 'spur-events kubeconfig', or give a pod a projected serviceAccountToken volume\""
     ),
