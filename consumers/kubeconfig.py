@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from importlib import metadata
 
-from spur_events import errors, jetstream, settings
+from spur_events import errors, jetstream, retrying, settings
 from spur_events.consumers import guard, memberships
 from spur_events.consumers.kube import apply, published, tokens
 from spur_events.consumers.kube import client as kube
@@ -68,6 +68,9 @@ class Responder:
 
     async def run(self) -> None:
         """Answer until cancelled."""
+        await retrying.forever("offer kubeconfigs", self._serve)
+
+    async def _serve(self) -> None:
         await self._memberships.of("")  # reads the bucket whole, so that the first user does not wait for it
         offer = service.Service(
             name=SERVICE,

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,14 @@ class ControlPlane:
     name = "control plane"
 
     def __init__(
-        self, folder: Path, *, durable: bool = True, report: console.Report = console.on_stderr
+        self,
+        folder: Path,
+        *,
+        durable: bool = True,
+        report: console.Report = console.on_stderr,
+        extra: Sequence[str] = (),
     ) -> None:
+        """`extra` are more flags of kube-apiserver."""
         self.folder = folder
         self.etcd = child.Child(folder, "etcd")
         self.api_server = child.Child(folder, "kube-apiserver")
@@ -49,6 +56,7 @@ class ControlPlane:
         self.log = self.api_server.log
         self._durable = durable
         self._report = report
+        self._extra = tuple(extra)
         self._port_file = folder / "port"
         self._token_file = folder / "admin-token"
         self._certificate = folder / "certificates" / "apiserver.crt"
@@ -185,6 +193,7 @@ class ControlPlane:
                     "--service-account-signing-key-file=service-account.key",
                     *("--service-cluster-ip-range=10.96.0.0/16", "--event-ttl=1h"),
                     *("--max-requests-inflight=1000", "--max-mutating-requests-inflight=500"),
+                    *self._extra,
                 ],
                 death_signal=signal.SIGKILL,
                 cwd=self.folder,
