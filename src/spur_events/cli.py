@@ -180,6 +180,74 @@ def revoke(
     revoke_command.revoke(settings.load(), user, account, timeout)
 
 
+@app.command("kubeconfig")
+def make_kubeconfig(
+    user: Annotated[
+        str | None,
+        typer.Option(help="Whose, by the name in the database; default: whom the credentials name."),
+    ] = None,
+    account: Annotated[str | None, typer.Option(help="For which account; default: the default one.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to merge it into; default: print it. Nothing else in it is lost."
+        ),
+    ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Put a token into it, which ends, instead of a way to get one.")
+    ] = False,
+    lifetime: Annotated[
+        str, typer.Option(help="How long a token lasts, at least 10m: seconds, or like 90m, 12h, 7d.")
+    ] = "0",
+    state_dir: StateDir = None,
+) -> None:
+    """Make a kubeconfig for the namespace of an account; kubectl then renews its token by itself.
+
+    Exit code 1 if the kubeconfig service does not run, 3 if it refuses, 4 if it does not answer.
+    """
+    from spur_events import kubeconfig_command  # noqa: PLC0415
+    from spur_events.local import supervisor  # noqa: PLC0415
+
+    supervisor.use(state_dir)
+    wish = kubeconfig_command.Wish(
+        user=user,
+        account=account,
+        cluster=cluster,
+        output=output,
+        static=static,
+        lifetime_s=kubeconfig_command.seconds(lifetime),
+    )
+    kubeconfig_command.kubeconfig(settings.load(), wish)
+
+
+@app.command()
+def credential(
+    cluster: Annotated[str, typer.Option(help="The cluster.")],
+    account: Annotated[str, typer.Option(help="The account.")],
+    user: Annotated[str, typer.Option(help="The user.")],
+    lifetime: Annotated[str, typer.Option(help="How long a token lasts.")] = "0",
+    state_dir: StateDir = None,
+) -> None:
+    """Print a token for kubectl, which calls this as the kubeconfig says (an exec credential plugin)."""
+    from spur_events import kubeconfig_command  # noqa: PLC0415
+
+    # What follows is waited for at each call of kubectl.
+    if state_dir is not None or "SPUR_EVENTS_NATS_URL" not in os.environ:
+        from spur_events.local import supervisor  # noqa: PLC0415
+
+        supervisor.use(state_dir)
+    typer.echo(
+        kubeconfig_command.credential(
+            settings.load(),
+            cluster=cluster,
+            account=account,
+            user=user,
+            lifetime_s=kubeconfig_command.seconds(lifetime),
+        )
+    )
+
+
 @app.command()
 def events(
     account: Annotated[str | None, typer.Argument(help="Only this account.")] = None,

@@ -64,6 +64,31 @@ async def call(
     raise AssertionError("unreachable: tenacity returns or raises")
 
 
+async def within(
+    policy: str,
+    seconds: float,
+    work: Callable[[], Awaitable[T]],
+    *,
+    unless: tuple[type[errors.TemporaryError], ...] = (),
+) -> T:
+    """Run `work` while it raises TemporaryError and the time is not up, but not after one of `unless`.
+
+    For a person who waits for it: the last error is raised as it is, and the attempts are not worth a warning.
+    """
+    async for attempt in tenacity.AsyncRetrying(
+        stop=tenacity.stop_before_delay(seconds),
+        wait=lambda state: backoff_s(state.attempt_number, 0.1, 1.0),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, errors.TemporaryError) and not isinstance(error, unless)
+        ),
+        before_sleep=_report(policy, logging.DEBUG),
+        reraise=True,
+    ):
+        with attempt:
+            return await work()
+    raise AssertionError("unreachable: tenacity returns or raises")
+
+
 async def forever(policy: str, work: Callable[[], Awaitable[T]]) -> T:
     """Run `work` until it returns; after a TemporaryError, however often it comes, try again.
 
@@ -90,9 +115,10 @@ async def forever(policy: str, work: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError("unreachable: tenacity returns or raises")
 
 
-def _report(policy: str) -> Callable[[tenacity.RetryCallState], None]:
+def _report(policy: str, level: int = logging.WARNING) -> Callable[[tenacity.RetryCallState], None]:
     def report(state: tenacity.RetryCallState) -> None:
-        log.warning(
+        log.log(
+            level,
             "trying again",
             extra={
                 "policy": policy,

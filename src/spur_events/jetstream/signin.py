@@ -2,14 +2,19 @@
 
 import base64
 import json
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
 from spur_events import errors
+from spur_events.schemas import names
 from spur_events.settings import Nats
 
 #: The part that a command of an administrator acts as.
 ADMIN = "admin"
+#: What the JWT of a plain user carries.
+USER_TAG = "role:user"
 
 
 def credentials(settings: Nats, part: str) -> Path | None:
@@ -63,6 +68,22 @@ def options(settings: Nats, part: str) -> dict[str, Any]:
     if settings.user:
         found |= {"user": settings.user, "password": settings.password.get_secret_value()}
     return found
+
+
+def identity(settings: Nats, part: str) -> str | None:
+    """Return the slug of the plain user that we sign in as; None for a service or an administrator.
+
+    Raises:
+        MisconfiguredError: if the credentials cannot be used.
+    """
+    path = credentials(settings, part)
+    if path is not None:
+        found = claims(path)
+        is_user = USER_TAG in ((found.get("nats") or {}).get("tags") or ())
+        return str(found["name"]) if is_user and found.get("name") else None
+    if settings.munge:
+        return names.slug(pwd.getpwuid(os.geteuid()).pw_name)
+    return None
 
 
 def inbox_prefix(name: str) -> str:
