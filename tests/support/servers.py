@@ -232,8 +232,13 @@ def in_a_thread(work: Coroutine[Any, Any, Any]) -> None:
 @contextlib.contextmanager
 def own_nats() -> Iterator[local_nats.Nats]:
     """Yield a nats-server that only this test uses."""
-    with _own_folder() as folder, _running(local_nats.Nats(folder)) as made:
-        yield made
+    with _own_folder() as folder:
+        with _running(local_nats.Nats(folder)) as made:
+            yield made
+        # Whatever the test did: streams, buckets and the server's log hold no token.
+        leaks = importlib.import_module("support.leaks")  # not there where this file runs as a program
+        found = leaks.files_with_tokens(folder / "jetstream", made.log)
+        assert not found, f"a Kubernetes token is stored in {found}"
 
 
 @contextlib.contextmanager
