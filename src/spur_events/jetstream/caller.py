@@ -43,6 +43,7 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
         "connect_timeout": settings.connect_timeout_s,
         "allow_reconnect": False,
         "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0.1,
         "error_cb": made.told,
     }
     options |= signin.options(settings, part)
