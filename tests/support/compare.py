@@ -14,7 +14,7 @@ from support import pipeline
 
 from spur_events import errors, jetstream, postgres, settings
 from spur_events.consumers.kube import kinds, observe
-from spur_events.consumers.plan import desired, marks, quantities
+from spur_events.consumers.plan import desired, guard, marks, quantities
 from spur_events.producers import outbox
 from spur_events.schemas import names, subjects
 from spur_events.schemas.accounts import AccountState
@@ -55,8 +55,11 @@ async def differences(
     problems = await unpublished(bus, stored)
     published = await bus.read_all(subjects.ACCOUNTS_BUCKET, AccountState)
     statuses = await bus.read_all(subjects.STATUS_BUCKET, AccountStatus, f"{given.kubernetes.cluster}.")
-    live = await objects(cluster, next(iter(stored.values())).installation)
-    wanted: dict[_Key, dict[str, Any]] = {}
+    installation = next(iter(stored.values())).installation
+    live = await objects(cluster, installation)
+    # Where nobody gave apply the right to write the guard there is none; what is there must be right.
+    guards = {_key(manifest): manifest for manifest in guard.manifests(installation)}
+    wanted: dict[_Key, dict[str, Any]] = {key: guards[key] for key in guards.keys() & live.keys()}
     for slug, entry in published.items():
         if not isinstance(entry, jetstream.Entry):
             continue
