@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -210,13 +209,11 @@ async def test_into_a_file_with_other_contexts(alice: Person) -> None:
 
 
 async def test_for_whom(site: Site, alice: Person, nats_server: Nats, tmp_path: Path) -> None:
-    """C44: everybody for herself only; an administrator says for whom."""
+    """C44: everybody for herself only, and the server says so (a time-out would be exit code 4)."""
     await site.add("other", "bob")
-    began_s = time.monotonic()
     code, out, told = await alice.spur("kubeconfig", "--user", "bob")
     assert (code, out) == (3, "")
     assert "does not let you ask" in told
-    assert time.monotonic() - began_s < site.config.access.request_timeout_s, "the server said so at once"
     assert (await alice.spur("kubeconfig", "--user", "alice"))[0] == 0
     assert (await alice.spur("kubeconfig", "--user", ""))[0] == 2
 
@@ -286,12 +283,10 @@ async def test_stopped_and_frozen(
         await found.add("lab", "alice")
         me = person(given, nats_server, "alice", tmp_path)
         await me.spur("kubeconfig", "-o", "config")
-    # All is stopped now; the heartbeat of a moment ago is good for a minute.
-    began_s = time.monotonic()
+    # All is stopped now, which is no time-out (exit code 4); the heartbeat of a moment ago is good for a minute.
     code, _, told = await me.spur("kubeconfig")
     assert (code, len(told.splitlines())) == (1, 1)
     assert "is not running" in told
-    assert time.monotonic() - began_s < given.access.request_timeout_s
     with processes.Service("kubeconfig", given, tmp_path / "kubeconfig.log") as service:
 
         async def works() -> bool:
@@ -303,9 +298,7 @@ async def test_stopped_and_frozen(
         assert (code, len(told.splitlines())) == (4, 1)
         assert "no answer within 1 s; asking again is safe" in told
         # With a token that is kept kubectl does not wait long, and works.
-        began_s = time.monotonic()
         assert (await me.kubectl("get", "pods"))[0] == 0
-        assert time.monotonic() - began_s < 8
         service.resume()
         await pipeline.eventually(works, "the responder answers again")
         # The relay, which does not run, is silent for too long: nothing new, but what is kept is tried.
