@@ -110,3 +110,31 @@ async def test_each_retry_is_reported_with_policy_and_error(
     (record,) = caplog.records
     assert (record.policy, record.attempt, record.wait_s, record.error) == ("put state", 1, 1.0, "later")  # type: ignore[attr-defined]
     assert waits == [1.0]
+
+
+async def test_within_gives_up_when_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    tried = 0
+
+    async def work() -> None:
+        nonlocal tried
+        tried += 1
+        raise errors.TemporaryError("not now")
+
+    with pytest.raises(errors.TemporaryError, match="not now"):
+        await retrying.within("test", 0.5, work)
+    assert tried > 1
+    assert not caplog.records, "a person waits for it: she is told by the error"
+
+
+async def test_within_ends_at_success_and_at_what_is_not_worth_it() -> None:
+    failures = [errors.TemporaryError("once")]
+
+    async def work() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert await retrying.within("test", 5, work) == "done"
+    failures.append(errors.UnreachableError("away"))
+    with pytest.raises(errors.UnreachableError):
+        await retrying.within("test", 5, work, unless=(errors.UnreachableError,))
