@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from support import servers
 
+from spur_events.local.munge import Munge
 from spur_events.local.nats import Nats
 from spur_events.local.postgres import Postgres
 
@@ -49,6 +50,13 @@ def postgres_server() -> Iterator[Postgres]:
 def nats_server() -> Iterator[Nats]:
     """Yield a nats-server of this test's own, which it may kill and start again."""
     with servers.own_nats() as server:
+        yield server
+
+
+@pytest.fixture
+def munge_server() -> Iterator[Munge]:
+    """Yield a munged of this test's own."""
+    with servers.own_munge() as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spur_events import errors, process, settings, telemetry
+from spur_events import errors, nats_command, process, settings, telemetry
 
 app = typer.Typer(
     name="spur-events",
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 database = typer.Typer(no_args_is_help=True, help="The accounting database.")
 app.add_typer(database, name="db")
+app.add_typer(nats_command.app, name="nats")
 
 StateDir = Annotated[
     Path | None,
@@ -45,6 +46,7 @@ class Part(StrEnum):
     APPLY = "apply"
     RESYNC = "resync"
     KUBECONFIG = "kubeconfig"
+    AUTH = "auth"
     ALL = "all"
 
 
@@ -66,7 +68,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 @app.command()
-def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them together.")]) -> None:
+def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs all but auth together.")]) -> None:
     """Run a part of the pipeline until SIGTERM."""
     from spur_events import health, services  # noqa: PLC0415 - other commands need not load the drivers
 
@@ -77,6 +79,7 @@ def run(part: Annotated[Part, typer.Argument(help="Which part; 'all' runs them t
         Part.APPLY: services.apply,
         Part.RESYNC: services.resync,
         Part.KUBECONFIG: services.kubeconfig,
+        Part.AUTH: services.auth,
         Part.ALL: services.everything,
     }
     expected = services.TOGETHER if part is Part.ALL else {str(part)}

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from spur_events import health, jetstream, postgres, process, retrying, settings
+from spur_events.consumers import auth as callout
 from spur_events.consumers import converge, guard, retries, rights, sweeper, worker
 from spur_events.consumers import kubeconfig as responder
 from spur_events.consumers import resync as comparison
@@ -118,6 +119,19 @@ async def kubeconfig(config: settings.Settings, ready: Ready = _quiet) -> None:
 
         with health.part(responder.PART, lambda: _troubles(bus, part.ready, reporter)):
             await process.together(part.run(), reporter.run(), tell())
+
+
+async def auth(config: settings.Settings, ready: Ready = _quiet) -> None:
+    """Tell the NATS server who clients without credentials are, until cancelled."""
+    async with jetstream.connect(config.nats, "spur-events auth", callout.PART) as bus:
+        part = callout.Auth(config, bus)
+
+        async def tell() -> None:
+            await part.ready.wait()
+            ready()
+
+        with health.part(callout.PART, lambda: _troubles(bus, part.ready)):
+            await process.together(part.run(), tell())
 
 
 async def everything(config: settings.Settings, ready: Ready = _quiet) -> None:

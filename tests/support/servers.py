@@ -28,6 +28,7 @@ from spur_events import postgres as border
 from spur_events import settings
 from spur_events.local import child, server
 from spur_events.local import controlplane as local_controlplane
+from spur_events.local import munge as local_munge
 from spur_events.local import nats as local_nats
 from spur_events.local import postgres as local_postgres
 
@@ -239,6 +240,18 @@ def own_nats() -> Iterator[local_nats.Nats]:
         leaks = importlib.import_module("support.leaks")  # not there where this file runs as a program
         found = leaks.files_with_tokens(folder / "jetstream", made.log)
         assert not found, f"a Kubernetes token is stored in {found}"
+
+
+@contextlib.contextmanager
+def own_munge() -> Iterator[local_munge.Munge]:
+    """Yield a munged that only this test uses, with a key of its own; every user may reach it."""
+    folder = Path(tempfile.mkdtemp(prefix="spur-events-munge-"))
+    folder.chmod(0o711)
+    try:
+        with _running(local_munge.Munge(folder / "munged")) as made:
+            yield made
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

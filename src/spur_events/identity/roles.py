@@ -18,6 +18,7 @@ OF_A_CLUSTER = ("apply", "resync", "kubeconfig")
 USER, USER_ADMIN, SENTINEL, SYSTEM_USER = "user", "user-admin", "sentinel", "system"
 #: Begins the tag that names a user's role; jetstream.signin reads it.
 ROLE_TAG = "role:"
+AUTH_SERVICE = "auth"
 
 #: How long an answer may take: an audit of many accounts is the longest.
 _ANSWER_NS = 300 * 1_000_000_000
@@ -52,6 +53,11 @@ def permissions(role: str) -> dict[str, Any]:
     if declaration.get("answers"):
         found["resp"] = {"max": 1, "ttl": _ANSWER_NS}
     return found
+
+
+def is_bearer(role: str) -> bool:
+    """Return whether a role's JWT alone is enough, without its key: no secret at all."""
+    return bool(accounts()[account_of(role)]["roles"][role].get("bearer"))
 
 
 def tags(part: str, cluster: str, partitions: int) -> tuple[str, ...]:

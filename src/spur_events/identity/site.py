@@ -78,7 +78,7 @@ class Site:
             for part in roles.PARTS:
                 for cluster in clusters if part in roles.OF_A_CLUSTER else clusters[:1]:
                     site.service(part, cluster, partitions)
-            site._write_system()
+            site._write_others()
             site._write_auth()
             serverconf.write(site.server_folder, server)
             site.write_accounts()
@@ -122,7 +122,7 @@ class Site:
             self.server_folder,
             operator=claims.operator(self.key(_OPERATOR), name="spur-events", system_account=system),
             system_account=system,
-            sentinel=self._user(roles.SENTINEL, keys.make(keys.Kind.USER), name=roles.SENTINEL, bearer=True),
+            sentinel=self._user(roles.SENTINEL, keys.make(keys.Kind.USER), name=roles.SENTINEL),
             accounts=signed,
         )
         return signed
@@ -145,6 +145,7 @@ class Site:
             scopes=[
                 claims.scope(self.key(f"{name}.{role}").public, role, roles.permissions(role))
                 for role in declared["roles"]
+                if not roles.is_bearer(role)
             ],
             signing_keys=signing_keys,
             exports=[
@@ -163,6 +164,23 @@ class Site:
             authorization=authorization,
             revocations=self._record["revoked"].get(name, {}),
             issued=self._record["issued"],
+        )
+
+    def _user(
+        self, role: str, key: keys.Key, *, name: str, tags: tuple[str, ...] = (), expires: int = 0
+    ) -> str:
+        account = roles.account_of(role)
+        # A scoped key's users have no settings of their own, and "bearer" is one: hence another key and permissions.
+        bearer = roles.is_bearer(role)
+        return claims.user(
+            self.key(f"{account}.{_ANSWERS if bearer else role}"),
+            key.public,
+            account=self.key(account).public,
+            name=name,
+            tags=tags,
+            permissions=roles.permissions(role) if bearer else None,
+            expires=expires,
+            bearer=bearer,
         )
 
     def service(self, part: str, cluster: str, partitions: int, output: Path | None = None) -> Path:
@@ -239,8 +257,6 @@ class Site:
             self._record["users"][name] = [one for one in known if one["role"] != role]
         self._save()
         self._write_auth()
-        if role == roles.SYSTEM_USER:
-            return [self._write_system()]
         files = {one["file"]: one for one in mine}
         return [
             self.service(role, one.get("cluster", ""), one.get("partitions", 0), self.folder / file)
@@ -264,15 +280,14 @@ class Site:
         )
 
     def _callout_users(self) -> list[str]:
-        return [one["key"] for one in self._record["services"] if one["part"] == "auth"]
+        return [one["key"] for one in self._record["services"] if one["part"] == roles.AUTH_SERVICE]
 
-    def _write_system(self) -> Path:
-        key = keys.make(keys.Kind.USER)
-        path = self.credentials / f"{roles.SYSTEM_USER}.creds"
-        private.write(
-            path, claims.credentials(self._user(roles.SYSTEM_USER, key, name=roles.SYSTEM_USER), key)
-        )
-        return path
+    def _write_others(self) -> None:
+        """Make the credentials of those that are no part: who pushes accounts, and the sentinel for old servers."""
+        for role in (roles.SYSTEM_USER, roles.SENTINEL):
+            key = keys.make(keys.Kind.USER)
+            token = self._user(role, key, name=role)
+            private.write(self.credentials / f"{role}.creds", claims.credentials(token, key))
 
     def _write_auth(self) -> None:
         """Put what the auth service signs with into a folder of its own: it needs no other key of the site."""
@@ -288,24 +303,3 @@ class Site:
 
     def _save(self) -> None:
         private.write(self.folder / _RECORD, json.dumps(self._record, indent=2) + "\n")
-
-    def _user(
-        self,
-        role: str,
-        key: keys.Key,
-        *,
-        name: str,
-        tags: tuple[str, ...] = (),
-        expires: int = 0,
-        bearer: bool = False,
-    ) -> str:
-        account = roles.account_of(role)
-        return claims.user(
-            self.key(f"{account}.{role}"),
-            key.public,
-            account=self.key(account).public,
-            name=name,
-            tags=tags,
-            expires=expires,
-            bearer=bearer,
-        )

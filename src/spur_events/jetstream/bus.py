@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 
 from spur_events import errors, process
-from spur_events.jetstream import signin, topology
+from spur_events.jetstream import opening, signin, topology
 from spur_events.schemas import codec, subjects
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -103,22 +103,23 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
     first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
     try:
         probe = Client()
-        await probe.connect(**{**first, "disconnected_cb": None, "error_cb": _ignore})
-        await probe.close()
-        await client.connect(**options)
+        await opening.connect(probe, **{**first, "disconnected_cb": None, "error_cb": _ignore})
+        await opening.discard(probe)
+        ended = await opening.connect(client, **options)
     except (nats.errors.Error, OSError, ssl.SSLError) as error:
         text = str(error) or type(error).__name__
         if "authorization" in text.lower():
             raise errors.MisconfiguredError(
-                f"{where} refuses the credentials: {text}; check SPUR_EVENTS_NATS_CREDENTIALS, or _USER and _PASSWORD"
+                f"{where} refuses the credentials: {text}; check {signin.hint(settings)}"
             ) from error
         raise errors.UnreachableError(
             f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
         ) from error
     try:
-        yield bus
+        async with opening.until_ended(client, ended, where):
+            yield bus
     finally:
-        await client.close()
+        await opening.discard(client)
 
 
 async def _ignore(_error: Exception) -> None:

@@ -5,7 +5,6 @@ that" are different troubles with different exit codes; the NATS server tells th
 """
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from spur_events import errors
-from spur_events.jetstream import signin
+from spur_events.jetstream import opening, signin
 from spur_events.schemas import codec
 from spur_events.schemas.accounts import Frozen
 from spur_events.settings import Nats
@@ -50,13 +49,12 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
     if settings.ca is not None:
         options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
     try:
-        await client.connect(**options)
+        await opening.connect(client, **options)
     except (nats.errors.Error, OSError) as error:
         text = str(error) or type(error).__name__
         if "authorization" in text.lower():
             raise errors.MisconfiguredError(
-                f"NATS at {settings.url} refuses the credentials: {text}; check SPUR_EVENTS_NATS_CREDENTIALS or"
-                " SPUR_EVENTS_NATS_MUNGE"
+                f"NATS at {settings.url} refuses the credentials: {text}; check {signin.hint(settings)}"
             ) from error
         raise errors.UnreachableError(
             f"no connection to NATS at {settings.url}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
@@ -64,8 +62,7 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
     try:
         yield made
     finally:
-        with contextlib.suppress(nats.errors.Error):
-            await client.close()
+        await opening.discard(client)
 
 
 class Caller:

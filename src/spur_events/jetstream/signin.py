@@ -7,12 +7,14 @@ import pwd
 from pathlib import Path
 from typing import Any
 
-from spur_events import errors
+from spur_events import errors, munge
 from spur_events.schemas import names
 from spur_events.settings import Nats
 
 #: The part that a command of an administrator acts as.
 ADMIN = "admin"
+#: Stands in a MUNGE credential that is made to sign in here: consumers.auth takes no other.
+MUNGE_PAYLOAD = "spur-events: sign in to NATS"
 #: What the JWT of a plain user carries.
 USER_TAG = "role:user"
 
@@ -58,6 +60,8 @@ def options(settings: Nats, part: str) -> dict[str, Any]:
     Raises:
         MisconfiguredError: if the credentials cannot be used.
     """
+    if settings.munge:
+        return _munge_options(settings, part)
     path = credentials(settings, part)
     if path is not None:
         return {
@@ -70,19 +74,44 @@ def options(settings: Nats, part: str) -> dict[str, Any]:
     return found
 
 
+def _munge_options(settings: Nats, part: str) -> dict[str, Any]:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    munge.encode(MUNGE_PAYLOAD, settings.munge_socket)  # what is wrong with munge is told now, as it is
+
+    def credential() -> str:
+        """Make another at each connection: each is good once."""
+        try:
+            return munge.encode(MUNGE_PAYLOAD, settings.munge_socket)
+        except errors.MisconfiguredError as error:
+            raise OSError(str(error)) from error  # the driver then tries again
+
+    found: dict[str, Any] = {"inbox_prefix": inbox_prefix(names.slug(user))}
+    sentinel = credentials(settings, part)
+    if sentinel is not None:  # for nats-server before 2.11, which knows no default sentinel
+        return found | {"user_credentials": str(sentinel), "token": credential}
+    return found | {"user": user, "password": credential}
+
+
+def hint(settings: Nats) -> str:
+    """Return what to check when the server refuses us."""
+    if settings.munge:
+        return "that 'spur-events run auth' runs, and that munged has the same key here and there; its log says why"
+    return "SPUR_EVENTS_NATS_CREDENTIALS, or SPUR_EVENTS_NATS_MUNGE where users need no file"
+
+
 def identity(settings: Nats, part: str) -> str | None:
     """Return the slug of the plain user that we sign in as; None for a service or an administrator.
 
     Raises:
         MisconfiguredError: if the credentials cannot be used.
     """
+    if settings.munge:
+        return names.slug(pwd.getpwuid(os.geteuid()).pw_name)
     path = credentials(settings, part)
     if path is not None:
         found = claims(path)
         is_user = USER_TAG in ((found.get("nats") or {}).get("tags") or ())
         return str(found["name"]) if is_user and found.get("name") else None
-    if settings.munge:
-        return names.slug(pwd.getpwuid(os.geteuid()).pw_name)
     return None
 
 
