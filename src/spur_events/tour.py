@@ -42,6 +42,15 @@ class Step:
     show: Sequence[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """What a member types: it must work, or `refused` be told."""
+
+    title: str
+    commands: Sequence[Sequence[str]]
+    refused: bool = False
+
+
 def run(
     state_dir: Path | None, *, keep: bool, migrate: supervisor.Migrate, run_services: supervisor.RunServices
 ) -> None:
@@ -58,7 +67,11 @@ def run(
             os.environ.update(supervisor.environment(folder))
             # The commands of this installation first, so that the tour shows them and no others.
             os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-            asyncio.run(_tour(settings.load()))
+            # Alice's files: her kubeconfig, and the token that is kept for it.
+            os.environ["XDG_CACHE_HOME"] = str(folder / "demo-cache")
+            kubeconfig = folder / "demo-alice.kubeconfig"
+            kubeconfig.unlink(missing_ok=True)
+            asyncio.run(_tour(settings.load(), _steps(str(kubeconfig))))
         finally:
             if keep:
                 _say(f"Left running in {folder}; stop it with: spur-events down --state-dir {folder}")
@@ -77,7 +90,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
         yield Path(fresh)
 
 
-async def _tour(config: settings.Settings) -> None:
+async def _tour(config: settings.Settings, steps: "Sequence[Step | Try]") -> None:
     async with (
         kube.Client(config.kubernetes) as client,
         jetstream.connect(config.nats, "spur-events demo") as bus,
@@ -86,7 +99,12 @@ async def _tour(config: settings.Settings) -> None:
             raise errors.RefusedError(
                 f"the demo works on account {_ACCOUNT!r}, which exists here already; use a fresh --state-dir"
             )
-        times = [(step.title, await _perform(step, client, bus)) for step in _STEPS]
+        times = []
+        for step in steps:
+            if isinstance(step, Try):
+                await _try(step)
+            else:
+                times.append((step.title, await _perform(step, client, bus)))
     _say("\nFrom commit in the database to applied in the cluster:")
     for title, seconds in times:
         _say(f"  {title:<18} {seconds * 1000:6.0f} ms")
@@ -116,6 +134,12 @@ async def _perform(step: Step, client: kube.Client, bus: jetstream.Bus) -> float
     return seconds
 
 
+async def _try(step: Try) -> None:
+    _say(f"\n== {step.title}")
+    for command in step.commands:
+        await _type(command, refused=step.refused)
+
+
 async def _watch(step: Step, client: kube.Client) -> float:
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -129,13 +153,15 @@ async def _watch(step: Step, client: kube.Client) -> float:
         ) from None
 
 
-async def _type(command: Sequence[str]) -> None:
+async def _type(command: Sequence[str], *, refused: bool = False) -> None:
     _say(f"$ {shlex.join(command)}")
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = await process.communicate()
     for line in output.decode().splitlines():
         _say(f"  {line}")
-    if process.returncode != 0:
+    if refused and process.returncode == 0:
+        raise errors.PermanentError(f"demo: '{' '.join(command)}' should have been refused")
+    if process.returncode != 0 and not refused:
         raise errors.PermanentError(f"demo: '{' '.join(command)}' ended with exit code {process.returncode}")
 
 
@@ -196,41 +222,61 @@ async def _may_alice(client: kube.Client) -> bool:
 
 _OURS = f"{marks.MANAGED_BY}={marks.FIELD_MANAGER}"
 _GET = ("kubectl", "get", "-n", _NAMESPACE)
-_STEPS = (
-    Step(
-        title="account added",
-        command=(
-            *("sacctmgr", "-i", "add", "account", f"name={_ACCOUNT}", "description=Physics"),
-            "grptres=cpu=64,mem=131072,gres/gpu=8",
+
+
+def _steps(kubeconfig: str) -> "Sequence[Step | Try]":
+    """Return what is typed; `kubeconfig` is where alice's goes."""
+    kubectl = ("kubectl", "--kubeconfig", kubeconfig)
+    return (
+        Step(
+            title="account added",
+            command=(
+                *("sacctmgr", "-i", "add", "account", f"name={_ACCOUNT}", "description=Physics"),
+                "grptres=cpu=64,mem=131072,gres/gpu=8",
+            ),
+            seen=_added,
+            show=(
+                *("kubectl", "get", "ns,resourcequota,limitrange,role,rolebinding,serviceaccount", "-A"),
+                *("-l", _OURS),
+            ),
         ),
-        seen=_added,
-        show=(
-            *("kubectl", "get", "ns,resourcequota,limitrange,role,rolebinding,serviceaccount", "-A"),
-            *("-l", _OURS),
+        Step(
+            title="member added",
+            command=("sacctmgr", "-i", "add", "user", "name=alice", f"account={_ACCOUNT}"),
+            seen=_joined,
+            show=(*_GET, "serviceaccount,rolebinding", "-o", "wide", "-l", _OURS),
         ),
-    ),
-    Step(
-        title="member added",
-        command=("sacctmgr", "-i", "add", "user", "name=alice", f"account={_ACCOUNT}"),
-        seen=_joined,
-        show=(*_GET, "serviceaccount,rolebinding", "-o", "wide", "-l", _OURS),
-    ),
-    Step(
-        title="quota changed",
-        command=("sacctmgr", "-i", "modify", "account", f"name={_ACCOUNT}", "set", "grptres=cpu=32"),
-        seen=_changed,
-        show=(*_GET, "resourcequota"),
-    ),
-    Step(
-        title="member removed",
-        command=("sacctmgr", "-i", "delete", "user", "name=alice", f"account={_ACCOUNT}"),
-        seen=_left,
-        show=(*_GET, "serviceaccount,rolebinding", "-o", "wide", "-l", _OURS),
-    ),
-    Step(
-        title="account deleted",
-        command=("sacctmgr", "-i", "delete", "account", f"name={_ACCOUNT}"),
-        seen=_closed,
-        show=("spur-events", "status"),
-    ),
-)
+        Try(
+            title="alice works",
+            commands=(
+                # As the administrator; she herself leaves --user out.
+                ("spur-events", "kubeconfig", "--user", "alice", "-o", kubeconfig),
+                (*kubectl, "create", "configmap", "results", "--from-literal=answer=42"),
+                (*kubectl, "get", "configmap", "results"),
+            ),
+        ),
+        Try(
+            title="alice in another namespace",
+            commands=((*kubectl, "get", "pods", "-n", "default"),),
+            refused=True,
+        ),
+        Step(
+            title="quota changed",
+            command=("sacctmgr", "-i", "modify", "account", f"name={_ACCOUNT}", "set", "grptres=cpu=32"),
+            seen=_changed,
+            show=(*_GET, "resourcequota"),
+        ),
+        Step(
+            title="member removed",
+            command=("sacctmgr", "-i", "delete", "user", "name=alice", f"account={_ACCOUNT}"),
+            seen=_left,
+            show=(*_GET, "serviceaccount,rolebinding", "-o", "wide", "-l", _OURS),
+        ),
+        Try(title="alice tries again", commands=((*kubectl, "get", "configmap", "results"),), refused=True),
+        Step(
+            title="account deleted",
+            command=("sacctmgr", "-i", "delete", "account", f"name={_ACCOUNT}"),
+            seen=_closed,
+            show=("spur-events", "status"),
+        ),
+    )
