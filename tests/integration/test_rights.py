@@ -187,7 +187,7 @@ async def test_the_fence_holds_the_services_to_accounts(
                 ("default", place),
                 ("spur-events-apply", "spur-events"),
                 ("default", "kube-system"),
-                ("default", unique),
+                ("default", "default"),
             ):
                 with pytest.raises(kube_errors.ForbiddenError, match=FORBIDDEN):
                     await responder.request(
