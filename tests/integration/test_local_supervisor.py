@@ -20,8 +20,9 @@ from spur_events.local.state import State
 _UP = """
 import asyncio, os, sys
 from pathlib import Path
-from spur_events import errors
+from spur_events import errors, settings
 from spur_events.local import supervisor
+from spur_events.producers import migrate as migration
 
 async def run_services(variables, ready):
     if os.environ.get("FAIL") == "services":
@@ -33,6 +34,7 @@ def migrate(variables):
     assert os.environ["SPUR_EVENTS_DATABASE_URL"] == variables["SPUR_EVENTS_DATABASE_URL"]
     if os.environ.get("FAIL") == "migrate":
         raise RuntimeError("a bug")
+    migration.migrate(settings.load().database)
 
 folder, detach, kubeconfig = sys.argv[1:]
 try:
