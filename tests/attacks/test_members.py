@@ -409,7 +409,6 @@ async def test_a_member_who_prepared_to_stay_is_out(
         "ConfigMap", {"metadata": {"name": "left", "finalizers": ["example.org/x"]}}, dry=False
     )
     spare = await members.token(here, "lab", "alice", lifetime_s=86400)
-    watched = asyncio.ensure_future(watch(alice))
     async with (
         members.client(control_plane.kubeconfig, spare, tmp_path) as second,
         member(here, control_plane, tmp_path, "bob") as bob,
@@ -436,7 +435,6 @@ async def test_a_member_who_prepared_to_stay_is_out(
         assert await members.may_list_pods(bob.client, alice.namespace)
         async with member(here, control_plane, tmp_path) as new:
             assert await members.may_list_pods(new.client, alice.namespace)
-    watched.cancel()
     print(f"refused {took_s:.2f} s after the commit; re-added: old tokens refused after {alive_s:.2f} s")  # noqa: T201
 
 
@@ -446,8 +444,3 @@ async def until_refused(client: kube.Client, namespace: str, since_s: float) -> 
 
     await pipeline.eventually(check, "the token is refused")
     return time.monotonic() - since_s
-
-
-async def watch(alice: Member) -> None:
-    with contextlib.suppress(kube_errors.ServerError, TimeoutError):
-        await alice.client.request("GET", alice.path("Pod"), query={"watch": "1"})

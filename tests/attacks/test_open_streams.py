@@ -115,6 +115,8 @@ async def stream(
         yield Stream(reader=reader, writer=writer)
     finally:
         writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_what_is_open_goes_on_after_the_removal(

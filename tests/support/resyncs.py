@@ -8,6 +8,7 @@ from support import compare, pipeline, servers, site
 
 from spur_events import jetstream, settings
 from spur_events.consumers import resync, source
+from spur_events.consumers.plan import guard, observed
 from spur_events.schemas import subjects
 from spur_events.schemas.events import AuditRequest, Recheck, ResyncRequest
 from spur_events.schemas.resync import WORK, Checkpoint, Item, ResyncReport, RunState
@@ -98,6 +99,14 @@ async def rechecks(bus: jetstream.Bus, cluster: str) -> list[Recheck]:
 
 
 async def versions(here: site.Site) -> dict[tuple[str, str, str], str]:
-    """Return the resourceVersion of every object of the installation."""
-    live = await compare.objects(here.cluster, await here.bus.check_topology())
-    return {key: one["metadata"]["resourceVersion"] for key, one in live.items()}
+    """Return the resourceVersion of every object of the accounts, once their controller has nothing to write."""
+
+    async def still() -> dict[tuple[str, str, str], str] | None:
+        live = await compare.objects(here.cluster, await here.bus.check_topology())
+        mine = {key: one for key, one in live.items() if key[0] not in (guard.POLICY, guard.BINDING)}
+        quotas = [one for key, one in mine.items() if key[0] == "ResourceQuota"]
+        if not all(map(observed.quota_in_force, quotas)):
+            return None
+        return {key: one["metadata"]["resourceVersion"] for key, one in mine.items()}
+
+    return await pipeline.eventually(still, "the quotas are in force")
