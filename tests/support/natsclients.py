@@ -66,7 +66,7 @@ async def someone(
         "inbox_prefix": inbox or "_INBOX",
         **options,
     }
-    client = Client()
+    client = opening.Client()
     await opening.connect(
         client, servers=[server if isinstance(server, str) else server.url], error_cb=hear, **given
     )

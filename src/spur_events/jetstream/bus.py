@@ -80,7 +80,7 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
         UnreachableError: if no server answers in time; it names the address.
         MisconfiguredError: if the server refuses the credentials.
     """
-    client = Client()
+    client = opening.Client()
     bus = Bus(client, settings)
     options: dict[str, Any] = {
         "servers": settings.url.split(","),
@@ -95,19 +95,22 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
         # A request that cannot be sent now must fail now: a stale write sent after a reconnect helps nobody.
         "pending_size": 0,
     }
-    options |= signin.options(settings, part)
-    if settings.ca is not None:
-        options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
+    options |= signin.options(settings, part) | opening.tls(settings)
     where = f"NATS at {settings.url}"
     # The driver tries for ever; one round over the servers is enough to tell a person.
     first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
     try:
-        probe = Client()
+        probe = opening.Client()
         await opening.connect(probe, **{**first, "disconnected_cb": None, "error_cb": _ignore})
         await opening.discard(probe)
         ended = await opening.connect(client, **options)
     except (nats.errors.Error, OSError, ssl.SSLError) as error:
         text = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
+            raise errors.MisconfiguredError(
+                f"NATS at {settings.url} is not trusted: {text}; check that SPUR_EVENTS_NATS_CA is the CA of the"
+                " server's certificate, and that SPUR_EVENTS_NATS_URL has a name that is in it"
+            ) from error
         if "authorization" in text.lower():
             raise errors.MisconfiguredError(
                 f"{where} refuses the credentials: {text}; check {signin.hint(settings)}"

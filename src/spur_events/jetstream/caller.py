@@ -34,7 +34,7 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
         UnreachableError: if no server answers; it names the address.
         MisconfiguredError: if the server refuses the credentials.
     """
-    client = Client()
+    client = opening.Client()
     made = Caller(client, settings)
     options: dict[str, Any] = {
         "servers": settings.url.split(","),
@@ -45,13 +45,16 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
         "reconnect_time_wait": 0.1,
         "error_cb": made.told,
     }
-    options |= signin.options(settings, part)
-    if settings.ca is not None:
-        options["tls"] = ssl.create_default_context(cafile=str(settings.ca))
+    options |= signin.options(settings, part) | opening.tls(settings)
     try:
         await opening.connect(client, **options)
     except (nats.errors.Error, OSError) as error:
         text = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
+            raise errors.MisconfiguredError(
+                f"NATS at {settings.url} is not trusted: {text}; check that SPUR_EVENTS_NATS_CA is the CA of the"
+                " server's certificate, and that SPUR_EVENTS_NATS_URL has a name that is in it"
+            ) from error
         if "authorization" in text.lower():
             raise errors.MisconfiguredError(
                 f"NATS at {settings.url} refuses the credentials: {text}; check {signin.hint(settings)}"

@@ -3,21 +3,56 @@
 `bus` and `caller` open theirs here. What nats-py 2.16 leaves to do:
 - `connect` returns at the server's first line. That may be a ping while the auth callout still thinks; such a
   connection never works.
-- A connection that was refused stays open.
+- A connection that was refused stays open, and one whose TLS failed never finishes to close.
+- Where TLS is wanted and the server offers none, it goes on in clear text: whoever sits between could ask for that.
 - A server that ends a connection with an error (credentials revoked, session expired) ends it for good: the driver
   does not connect again, even if it was told to for ever, and whoever waits for an answer waits for nothing.
 """
 
 import asyncio
 import contextlib
+import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio import client as aio
 
 from spur_events import errors
+from spur_events.settings import Nats
+
+_CLOSE_S = 2.0
+# At the end of each TLS connection, for a thing of its own that asyncio's streams do: nobody could act on it.
+logging.getLogger("asyncio").addFilter(
+    lambda record: "eof_received() has no effect" not in record.getMessage()
+)
+
+
+class Client(aio.Client):
+    """The driver's client, which says nothing about itself in clear text where TLS is wanted."""
+
+    def _connect_command(self) -> bytes:
+        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("nats: the server offers no TLS, and SPUR_EVENTS_NATS_CA asks for it")
+        return super()._connect_command()
+
+
+def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
+    """Return the driver's option that turns TLS on, where a CA is configured.
+
+    Raises:
+        MisconfiguredError: if it cannot be read.
+    """
+    if settings.ca is None:
+        return {}
+    try:
+        return {"tls": ssl.create_default_context(cafile=str(settings.ca))}
+    except (OSError, ssl.SSLError) as error:
+        raise errors.MisconfiguredError(
+            f"the CA bundle {settings.ca} cannot be used: {error.strerror or error}; check SPUR_EVENTS_NATS_CA"
+        ) from error
 
 
 async def connect(client: Client, **options: Any) -> asyncio.Event:
@@ -40,13 +75,21 @@ async def connect(client: Client, **options: Any) -> asyncio.Event:
 
 async def discard(client: Client) -> None:
     """Close a connection, whatever state it is in."""
+    transport: Any = client._transport  # noqa: SLF001
+    if not client.is_connected:
+        _abort(transport)
     with contextlib.suppress(Exception):
-        await client.close()
-    transport: Any = client._transport  # noqa: SLF001 - the driver keeps it open where it was refused
-    if transport is not None:
-        transport.close()
-        with contextlib.suppress(Exception):
-            await transport.wait_closed()
+        async with asyncio.timeout(_CLOSE_S):
+            await client.close()
+    _abort(transport)
+    await asyncio.sleep(0)  # asyncio closes it in its next round
+
+
+def _abort(transport: Any) -> None:
+    for name in ("_io_writer", "_bare_io_writer"):
+        writer = getattr(transport, name, None)
+        if writer is not None:
+            writer.transport.abort()
 
 
 @asynccontextmanager
