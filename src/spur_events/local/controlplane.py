@@ -47,8 +47,9 @@ class ControlPlane:
         durable: bool = True,
         report: console.Report = console.on_stderr,
         extra: Sequence[str] = (),
+        controllers: str = "*",
     ) -> None:
-        """`extra` are more flags of kube-apiserver."""
+        """`extra` are more flags of kube-apiserver, `controllers` is that flag of kube-controller-manager."""
         self.folder = folder
         self.etcd = child.Child(folder, "etcd")
         self.api_server = child.Child(folder, "kube-apiserver")
@@ -57,6 +58,7 @@ class ControlPlane:
         self._durable = durable
         self._report = report
         self._extra = tuple(extra)
+        self._controllers = controllers
         self._port_file = folder / "port"
         self._token_file = folder / "admin-token"
         self._certificate = folder / "certificates" / "apiserver.crt"
@@ -209,6 +211,7 @@ class ControlPlane:
                     *(f"--kubeconfig={self.kubeconfig}", f"--root-ca-file={self._certificate}"),
                     "--service-account-private-key-file=service-account.key",
                     *("--leader-elect=false", "--secure-port=0", "--profiling=false"),
+                    f"--controllers={self._controllers}",
                 ],
                 death_signal=signal.SIGKILL,
                 cwd=self.folder,
