@@ -12,6 +12,7 @@ from typing import Any
 
 import nats.errors
 import pytest
+from nats.aio.msg import Msg
 from support import natsclients, pipeline, servers, tcp
 
 from spur_events import errors, jetstream, munge, services, settings
@@ -20,7 +21,7 @@ from spur_events.identity import claims, keys
 from spur_events.jetstream import caller, signin
 from spur_events.local.munge import Munge
 from spur_events.local.nats import Nats
-from spur_events.schemas import names
+from spur_events.schemas import codec, names
 from spur_events.schemas.access import KubeconfigReply, KubeconfigRequest, Refusal, RefusalCode
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -55,14 +56,17 @@ async def running(config: settings.Settings) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def answered(config: settings.Settings) -> AsyncIterator[None]:
     """Answer requests for kubeconfigs in the place of the service."""
+    assert config.nats.credentials is not None
+    async with natsclients.someone(config.nats.url, config.nats.credentials / "kubeconfig.creds") as service:
 
-    async def answer(request: KubeconfigRequest) -> KubeconfigReply:
-        return KubeconfigReply(result=Refusal(code=RefusalCode.UNKNOWN_USER, message=request.account))
+        async def answer(message: Msg) -> None:
+            request = codec.decode(KubeconfigRequest, message.data, message.headers)
+            reply = KubeconfigReply(result=Refusal(code=RefusalCode.UNKNOWN_USER, message=request.account))
+            data, headers = codec.encode(reply, service.client.max_payload)
+            await service.client.publish(message.reply, data, headers=headers)
 
-    async with (
-        jetstream.connect(config.nats, "answers", "kubeconfig") as bus,
-        bus.answering("spur.kubeconfig.default.*", KubeconfigRequest, answer),
-    ):
+        await service.client.subscribe("spur.kubeconfig.default.*", cb=answer)
+        await service.client.flush()
         yield
 
 

@@ -208,21 +208,24 @@ class Bus:
     async def get(self, bucket: str, key: str, kind: type[M], *, newest: bool = False) -> Entry[M] | None:
         """Return the value of a key, or None where there is none.
 
-        Any replica may answer and be a moment behind; with `newest` the bucket's leader does.
+        Any replica of the accounts may answer and be a moment behind; with `newest` the bucket's leader does.
 
         Raises:
             CodecError: if the value is not what it should be.
         """
+        # A direct answer is the message as it is, wherever the asker wants it: also in another bucket. So nobody
+        # may ask for one where he may write himself (deploy/nats/accounts.json), and only the relay writes accounts.
+        direct = not newest and bucket == subjects.ACCOUNTS_BUCKET
         async with self._asking():
             try:
-                raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}", direct=not newest)
+                raw = await self._js.get_msg(f"KV_{bucket}", subject=f"$KV.{bucket}.{key}", direct=direct)
             except nats.js.errors.NotFoundError as error:
                 if isinstance(error, nats.js.errors.APIError) and error.err_code == _STREAM_NOT_FOUND:
                     raise
                 return None
         if _is_marker(raw.headers):
             return None
-        return Entry(value=codec.decode(kind, raw.data or b"", raw.headers), sequence=int(raw.seq or 0))
+        return Entry(value=_decoded(kind, key, raw.data or b"", raw.headers), sequence=int(raw.seq or 0))
 
     async def put(self, bucket: str, key: str, model: Frozen, *, last: int | None = None) -> int:
         """Write a key and return the bucket's new revision of it.
@@ -283,8 +286,9 @@ class Bus:
         async for message in self._replay(stream, f"{start}{prefix}>", before, newest_only=True):
             seen.add(message.subject)
             sequence = message.metadata.sequence.stream
-            if (entry := _entry(kind, message.data, message.headers, sequence)) is not None:
-                yield message.subject.removeprefix(start), entry
+            key = message.subject.removeprefix(start)
+            if (entry := _entry(kind, key, message.data, message.headers, sequence)) is not None:
+                yield key, entry
         async with self._asking():
             info = await self._js.stream_info(stream, subjects_filter=f"{start}{prefix}>")
         if info.state.last_seq == before:
@@ -292,8 +296,9 @@ class Bus:
         for subject in sorted(set(info.state.subjects or {}) - seen):  # replaced while we read
             async with self._asking():
                 raw = await self._js.get_msg(stream, subject=subject)
-            if (entry := _entry(kind, raw.data or b"", raw.headers, int(raw.seq or 0))) is not None:
-                yield subject.removeprefix(start), entry
+            key = subject.removeprefix(start)
+            if (entry := _entry(kind, key, raw.data or b"", raw.headers, int(raw.seq or 0))) is not None:
+                yield key, entry
 
     async def since(
         self, bucket: str, kind: type[M], sequence: int
@@ -308,7 +313,8 @@ class Bus:
             stream, f"{start}>", sys.maxsize, newest_only=False, after=sequence
         ):
             at = message.metadata.sequence.stream
-            yield message.subject.removeprefix(start), at, _entry(kind, message.data, message.headers, at)
+            key = message.subject.removeprefix(start)
+            yield key, at, _entry(kind, key, message.data, message.headers, at)
 
     async def keys(self, bucket: str, pattern: str) -> set[str]:
         """Return the keys of a bucket that match a pattern (`*` for one token), deleted ones included."""
@@ -466,6 +472,10 @@ class Bus:
                 await self._client.publish(message.reply, data, headers=headers)
 
         async def handle(message: Msg) -> None:
+            if not message.reply.startswith(signin.INBOX):
+                # The answer would go there with our rights: into a bucket, for example.
+                log.warning("no inbox", extra={"subject": message.subject, "reply": message.reply})
+                return
             task = asyncio.create_task(respond(message))
             answering.add(task)
             task.add_done_callback(answering.discard)
@@ -588,14 +598,23 @@ class Pull:
         return Message(messages[0], self._bus)
 
 
+def _decoded(kind: type[M], key: str, data: bytes, headers: Mapping[str, str] | None) -> M:
+    """Return a bucket's value. One about another account than its key says was copied there by somebody."""
+    value = codec.decode(kind, data, headers)
+    slug = getattr(value, "slug", None)
+    if isinstance(slug, str) and slug != subjects.slug_of(key):
+        raise codec.CodecError(f"key {key} has a value about another account: {slug}")
+    return value
+
+
 def _entry(
-    kind: type[M], data: bytes, headers: Mapping[str, str] | None, sequence: int
+    kind: type[M], key: str, data: bytes, headers: Mapping[str, str] | None, sequence: int
 ) -> Entry[M] | Damaged | None:
     """Return a bucket's message as an entry, or None where it marks a deletion."""
     if _is_marker(headers):
         return None
     try:
-        return Entry(value=codec.decode(kind, data, headers), sequence=sequence)
+        return Entry(value=_decoded(kind, key, data, headers), sequence=sequence)
     except codec.CodecError as error:
         return Damaged(problem=str(error), sequence=sequence)
 

@@ -15,6 +15,8 @@ from spur_events.settings import Nats
 ADMIN = "admin"
 #: Stands in a MUNGE credential that is made to sign in here: consumers.auth takes no other.
 MUNGE_PAYLOAD = "spur-events: sign in to NATS"
+#: What all inboxes of ours begin with.
+INBOX = "_INBOX_"
 #: What the JWT of a plain user carries.
 USER_TAG = "role:user"
 
@@ -117,4 +119,4 @@ def identity(settings: Nats, part: str) -> str | None:
 
 def inbox_prefix(name: str) -> str:
     """Return what the inboxes of a part or a user begin with: nobody else may listen there."""
-    return f"_INBOX_{name}"
+    return f"{INBOX}{name}"
