@@ -87,7 +87,7 @@ class Auth:
         """Return the answer to a server's question; None where nobody asked that could use one."""
         try:
             asked = self._question(question)
-        except (claims.InvalidError, RefusedError) as error:
+        except (claims.InvalidError, RefusedError, AttributeError, TypeError, ValueError) as error:
             log.warning("not a question of the server", extra={"reason": str(error)})
             return None
         options = asked["nats"].get("connect_opts") or {}

@@ -66,8 +66,7 @@ async def decode(credential: str, socket: Path | None) -> Proof:
     """
     if len(credential) > _MAX_CREDENTIAL or not _FORM.fullmatch(credential):
         raise ForeignError("that is not a MUNGE credential")
-    # Metadata and payload apart: a payload cannot pose as metadata.
-    command = ["unmunge", "--keys=STATUS,UID", "--metadata=/dev/stderr", "--output=/dev/stdout", *_at(socket)]
+    command = ["unmunge", "--keys=STATUS,UID", *_at(socket)]
     pipe = asyncio.subprocess.PIPE
     try:
         running = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -75,17 +74,19 @@ async def decode(credential: str, socket: Path | None) -> Proof:
         raise errors.MisconfiguredError(f"unmunge cannot be run: {error.strerror}; {_PACKAGE}") from error
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            payload, told = await running.communicate(credential.encode("ascii"))
+            output, complaint = await running.communicate(credential.encode("ascii"))
     except TimeoutError as error:
         raise errors.UnreachableError(f"munged did not answer within {_TIMEOUT_S:.0f} s") from error
     finally:
         if running.returncode is None:
             running.kill()
             await running.wait()
-    metadata = told.decode("utf-8", "replace")
+    # Metadata, a blank line, the payload: what stands in a payload cannot pose as metadata.
+    head, _, payload = output.partition(b"\n\n")
+    metadata = head.decode("utf-8", "replace")
     if running.returncode:
         kind = ForeignError if running.returncode >= _FIRST_CREDENTIAL_ERROR else errors.UnreachableError
-        raise kind(_said(metadata))
+        raise kind(_said(complaint.decode("utf-8", "replace") + metadata))
     found = _UID.findall(metadata)
     if len(found) != 1:
         raise ForeignError("unmunge names no UID")

@@ -438,6 +438,38 @@ async def test_the_server_plants_no_state_for_whoever_may_read(part: str, site: 
         assert all(isinstance(entry, jetstream.Damaged) for entry in entries.values())
 
 
+@pytest.mark.parametrize("part", ["apply", "resync", "kubeconfig", "admin"])
+async def test_a_state_that_a_reader_had_overwritten_is_repaired(
+    part: str, database_url: str, nats_server: Nats
+) -> None:
+    """What remains: an answer of the server, of whatever is in it, in the place of a state."""
+    given = pipeline.config(database_url, nats_server)
+    async with pipeline.relay(given) as (_, bus):
+        pipeline.execute(
+            given, "INSERT INTO accounts (name, grp_tres) VALUES ('bio', 'cpu=4'), ('chem', 'cpu=8')"
+        )
+
+        async def whole() -> bool:
+            with contextlib.suppress(codec.CodecError):
+                states = [await pipeline.state(bus, name) for name in ("bio", "chem")]
+                return [state.name for state in states if state] == ["bio", "chem"]
+            return False
+
+        await pipeline.eventually(whole, "both are published")
+        before = await bus.last_sequence("KV_spur-accounts")
+        async with natsclients.someone(nats_server, creds(nats_server, part)) as thief:
+            await thief.client.publish(
+                "$JS.API.STREAM.INFO.KV_spur-accounts", b"", reply="$KV.spur-accounts.bio"
+            )
+            await thief.client.flush()
+
+        async def overwritten() -> bool:
+            return await bus.last_sequence("KV_spur-accounts") > before
+
+        await pipeline.eventually(overwritten, "the answer is there")
+        await pipeline.eventually(whole, "the relay has put the state back")
+
+
 async def stands_still(bus: jetstream.Bus) -> None:
     """Wait until the bucket has stood still for a while: what an attack of a moment ago writes has come."""
     seen = -1

@@ -350,6 +350,8 @@ async def test_questions_that_no_server_asked_are_not_answered(
             question(expires=int(time.time()) - 1),
             question(content={"user_nkey": "UABC"}),
             question(content={"server_id": None}),
+            question(content={"server_id": "x"}),
+            question(expires="soon"),
         ):
             assert await service.answer(wrong) is None
 
