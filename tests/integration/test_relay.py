@@ -310,7 +310,7 @@ async def test_an_account_with_many_members_is_compressed_and_one_too_large_hold
             entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
             return entry is not None and "max_payload" in entry.value.refused.get("toolarge", "")
 
-        await pipeline.eventually(told, "the relay's status names the account")
+        await pipeline.eventually(told, "the relay's status names the account", 300)
 
 
 async def test_a_lost_acknowledgement_does_not_store_the_event_twice(

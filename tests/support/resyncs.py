@@ -10,7 +10,7 @@ from spur_events import jetstream, settings
 from spur_events.consumers import resync, source
 from spur_events.consumers.plan import guard, observed
 from spur_events.schemas import subjects
-from spur_events.schemas.events import AuditRequest, Recheck, ResyncRequest
+from spur_events.schemas.events import AuditRequest, Recheck, RecheckReason, ResyncRequest
 from spur_events.schemas.resync import WORK, Checkpoint, Item, ResyncReport, RunState
 
 
@@ -94,19 +94,23 @@ def work(found: ResyncReport) -> list[Item]:
 
 
 async def rechecks(bus: jetstream.Bus, cluster: str) -> list[Recheck]:
-    """Return all events that asked this cluster to look at an account again."""
-    return await bus.read_stream(subjects.EVENTS_STREAM, f"spur.recheck.{cluster}.>", Recheck)
+    """Return all events by which somebody asked this cluster to look at an account again; not apply's own."""
+    found = await bus.read_stream(subjects.EVENTS_STREAM, f"spur.recheck.{cluster}.>", Recheck)
+    return [one for one in found if one.reason not in (RecheckReason.BEHIND, RecheckReason.RETRY)]
 
 
 async def versions(here: site.Site) -> dict[tuple[str, str, str], str]:
     """Return the resourceVersion of every object of the accounts, once their controller has nothing to write."""
+    found: dict[tuple[str, str, str], str] = {}
 
-    async def still() -> dict[tuple[str, str, str], str] | None:
+    async def still() -> bool:
         live = await compare.objects(here.cluster, await here.bus.check_topology())
         mine = {key: one for key, one in live.items() if key[0] not in (guard.POLICY, guard.BINDING)}
         quotas = [one for key, one in mine.items() if key[0] == "ResourceQuota"]
         if not all(map(observed.quota_in_force, quotas)):
-            return None
-        return {key: one["metadata"]["resourceVersion"] for key, one in mine.items()}
+            return False
+        found.update({key: one["metadata"]["resourceVersion"] for key, one in mine.items()})
+        return True
 
-    return await pipeline.eventually(still, "the quotas are in force")
+    await pipeline.eventually(still, "the quotas are in force")
+    return found
