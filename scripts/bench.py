@@ -51,7 +51,9 @@ def main() -> None:
         os.environ |= {
             "SPUR_EVENTS_DATABASE_URL": database.url,
             "SPUR_EVENTS_NATS_URL": nats.url,
-            "SPUR_EVENTS_NATS_CREDENTIALS": str(nats.credentials(config.kubernetes.cluster, config.nats.partitions)),
+            "SPUR_EVENTS_NATS_CREDENTIALS": str(
+                nats.credentials(config.kubernetes.cluster, config.nats.partitions)
+            ),
             "KUBECONFIG": str(cluster.kubeconfig),
         }
         config = settings.load()
