@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from spur_events import jetstream, postgres, settings
+from spur_events import jetstream, postgres, retrying, settings
 from spur_events.consumers import resync
 from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
@@ -75,6 +75,7 @@ async def _measure(
     config: settings.Settings, options: argparse.Namespace, pids: dict[str, int], cluster: ControlPlane
 ) -> None:
     async with kube.Client(config.kubernetes) as client, jetstream.connect(config.nats, "bench") as bus:
+        await retrying.forever("wait for the relay's streams", bus.check_topology)
         pids["kube-apiserver"] = cluster.api_server.pid or 0
         raw = await _raw(client, options, pids)
         await _project(config, bus, options, raw, pids)
