@@ -31,7 +31,15 @@ logging.getLogger("asyncio").addFilter(
 
 
 class Client(aio.Client):
-    """The driver's client, which says nothing about itself in clear text where TLS is wanted."""
+    """The driver's client: nothing about us in clear text where TLS is wanted, no refused connection left open."""
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            # The driver forgets it when it connects anew, and it would stay open until somebody collects garbage.
+            _abort(self._transport)
+            raise
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
