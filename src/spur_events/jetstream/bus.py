@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -104,20 +103,8 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
         await opening.connect(probe, **{**first, "disconnected_cb": None, "error_cb": _ignore})
         await opening.discard(probe)
         ended = await opening.connect(client, **options)
-    except (nats.errors.Error, OSError, ssl.SSLError) as error:
-        text = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
-            raise errors.MisconfiguredError(
-                f"NATS at {settings.url} is not trusted: {text}; check that SPUR_EVENTS_NATS_CA is the CA of the"
-                " server's certificate, and that SPUR_EVENTS_NATS_URL has a name that is in it"
-            ) from error
-        if "authorization" in text.lower():
-            raise errors.MisconfiguredError(
-                f"{where} refuses the credentials: {text}; check {signin.hint(settings)}"
-            ) from error
-        raise errors.UnreachableError(
-            f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
-        ) from error
+    except (nats.errors.Error, OSError) as error:
+        raise opening.refused(settings, error) from error
     try:
         async with opening.until_ended(client, ended, where):
             yield bus
@@ -374,9 +361,8 @@ class Bus:
 
         They tell a stream that was purged, restored or made anew from the one that its writer knows.
         """
-        async with self._asking():
-            state = (await self._js.stream_info(stream)).state
-        return int(state.messages), int(state.last_seq)
+        found = await self.mark(stream)
+        return found.messages, found.last
 
     async def mark(self, stream: str) -> Mark:
         """Return how far a stream is, and which one it is."""

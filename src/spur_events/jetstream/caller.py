@@ -5,7 +5,6 @@ that" are different troubles with different exit codes; the NATS server tells th
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -49,19 +48,7 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
     try:
         await opening.connect(client, **options)
     except (nats.errors.Error, OSError) as error:
-        text = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
-            raise errors.MisconfiguredError(
-                f"NATS at {settings.url} is not trusted: {text}; check that SPUR_EVENTS_NATS_CA is the CA of the"
-                " server's certificate, and that SPUR_EVENTS_NATS_URL has a name that is in it"
-            ) from error
-        if "authorization" in text.lower():
-            raise errors.MisconfiguredError(
-                f"NATS at {settings.url} refuses the credentials: {text}; check {signin.hint(settings)}"
-            ) from error
-        raise errors.UnreachableError(
-            f"no connection to NATS at {settings.url}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
-        ) from error
+        raise opening.refused(settings, error) from error
     try:
         yield made
     finally:

@@ -21,6 +21,7 @@ import nats.errors
 from nats.aio import client as aio
 
 from spur_events import errors
+from spur_events.jetstream import signin
 from spur_events.settings import Nats
 
 _CLOSE_S = 2.0
@@ -79,6 +80,24 @@ async def connect(client: Client, **options: Any) -> asyncio.Event:
         await discard(client)
         raise nats.errors.TimeoutError
     return ended
+
+
+def refused(settings: Nats, error: Exception) -> errors.SpurEventsError:
+    """Return why a connection could not be opened, as an error of our tree with what to check."""
+    text = str(error) or type(error).__name__
+    where = f"NATS at {settings.url}"
+    if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
+        return errors.MisconfiguredError(
+            f"{where} is not trusted: {text}; check that SPUR_EVENTS_NATS_CA is the CA of the"
+            " server's certificate, and that SPUR_EVENTS_NATS_URL has a name that is in it"
+        )
+    if "authorization" in text.lower():
+        return errors.MisconfiguredError(
+            f"{where} refuses the credentials: {text}; check {signin.hint(settings)}"
+        )
+    return errors.UnreachableError(
+        f"no connection to {where}: {text}; check SPUR_EVENTS_NATS_URL and that the server runs"
+    )
 
 
 async def discard(client: Client) -> None:

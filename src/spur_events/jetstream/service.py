@@ -8,7 +8,6 @@ Tried on nats-server 2.15: a request that came in by a service import of another
 begins with `_R_.`, whatever its sender named.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,6 +23,7 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 
 from spur_events.jetstream import bus as buses
+from spur_events.jetstream import handling
 from spur_events.schemas import codec
 from spur_events.schemas.accounts import Frozen
 
@@ -33,7 +33,6 @@ M = TypeVar("M", bound=Frozen)
 #: What the reply subjects of our own clients begin with (signin.inbox_prefix), and those of a service import.
 INBOXES = ("_INBOX_", "_R_.")
 _MAX_REQUEST_BYTES = 4096
-_LAST_ANSWERS_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +67,16 @@ class Service(Generic[M]):
 async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
     """Answer requests for as long as the block lasts; several processes share them (a queue group)."""
     client: Client = bus._client  # noqa: SLF001 - one package, one border
-    slots = asyncio.Semaphore(service.at_once)
-    answering: set[asyncio.Task[None]] = set()
 
     async def respond(request: Request) -> None:
-        try:
-            # The connection may be lost by now: whoever asked asks again.
-            with contextlib.suppress(nats.errors.Error):
-                answer = await service.answer(request.subject.rpartition(".")[2], _decoded(service, request))
-                data, headers = codec.encode(answer.reply, client.max_payload)
-                if answer.word:
-                    await request.respond_error(str(answer.status), answer.word, data, headers)
-                else:
-                    await request.respond(data, headers)
-        finally:
-            slots.release()
-
-    async def handle(request: Request) -> None:
-        await slots.acquire()
-        task = asyncio.create_task(respond(request))
-        answering.add(task)
-        task.add_done_callback(answering.discard)
+        # The connection may be lost by now: whoever asked asks again.
+        with contextlib.suppress(nats.errors.Error):
+            answer = await service.answer(request.subject.rpartition(".")[2], _decoded(service, request))
+            data, headers = codec.encode(answer.reply, client.max_payload)
+            if answer.word:
+                await request.respond_error(str(answer.status), answer.word, data, headers)
+            else:
+                await request.respond(data, headers)
 
     config = nats.micro.service.ServiceConfig(
         name=service.name,
@@ -97,21 +85,17 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
         metadata=dict(service.metadata),
         stats_handler=lambda _endpoint: service.stats(),
     )
-    async with bus._asking():  # noqa: SLF001
-        running = await nats.micro.add_service(_InboxesOnly(client), config)  # type: ignore[arg-type]
-        await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
-        await client.flush()
-    try:
-        yield
-    finally:
-        if client.is_connected:
-            with contextlib.suppress(nats.errors.Error):
-                await running.stop()
-        if answering:
-            await asyncio.wait(answering, timeout=_LAST_ANSWERS_S)
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+    async with handling.at_once(service.at_once, respond) as handle:
+        async with bus._asking():  # noqa: SLF001
+            running = await nats.micro.add_service(_InboxesOnly(client), config)  # type: ignore[arg-type]
+            await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
+            await client.flush()
+        try:
+            yield
+        finally:
+            if client.is_connected:
+                with contextlib.suppress(nats.errors.Error):
+                    await running.stop()
 
 
 def _decoded(service: Service[M], request: Request) -> M | codec.CodecError:
