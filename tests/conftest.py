@@ -1,9 +1,10 @@
 """Fixtures: what they do is in support/servers.py. Unit tests use none of those that start a server."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support import servers
+from support import site as sites
 
 from spur_events.local.munge import Munge
 from spur_events.local.nats import Nats
@@ -64,3 +65,13 @@ def munge_server() -> Iterator[Munge]:
 def control_plane() -> servers.Cluster:
     """Shared Kubernetes control plane; `.kubeconfig` is the administrator's file."""
     return servers.shared_control_plane()
+
+
+@pytest.fixture
+async def site(
+    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
+) -> AsyncIterator[sites.Site]:
+    """Yield a running pipeline with one cluster, all of it this test's own."""
+    given = sites.config(database_url, nats_server, control_plane, unique)
+    async with sites.running(given, unique) as found:
+        yield found

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -86,15 +85,6 @@ def person(given: settings.Settings, nats_server: Nats, name: str, folder: Path)
         "SPUR_EVENTS_KUBERNETES_CLUSTER": given.kubernetes.cluster,
     }
     return Person(environment=kept | own, home=home)
-
-
-@pytest.fixture
-async def site(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
-) -> AsyncIterator[Site]:
-    given = sites.config(database_url, nats_server, control_plane, unique)
-    async with sites.running(given, unique) as found:
-        yield found
 
 
 @pytest.fixture

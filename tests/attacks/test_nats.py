@@ -76,9 +76,7 @@ def bob(request: pytest.FixtureRequest, site: Nats, munge_server: Munge) -> Bob:
             nats={"url": site.url, "munge_socket": munge_server.socket},
             auth={"keys": site.site.folder / "auth"},
         )
-        ready = asyncio.Event()
-        async with pipeline.background(services.auth(given, ready.set)):
-            await asyncio.wait_for(ready.wait(), pipeline.PATIENCE_S)
+        async with pipeline.part(services.auth, given):
             proof = munge.encode(signin.MUNGE_PAYLOAD, munge_server.socket)
             slug = names.slug(ME)
             async with natsclients.someone(site, inbox=f"_INBOX_{slug}", user=ME, password=proof) as one:
@@ -512,9 +510,7 @@ async def test_the_sentinel_alone_may_do_nothing(site: Nats, munge_server: Munge
         nats={"url": site.url, "munge_socket": munge_server.socket},
         auth={"keys": site.site.folder / "auth"},
     )
-    ready = asyncio.Event()
-    async with pipeline.background(services.auth(given, ready.set)):
-        await asyncio.wait_for(ready.wait(), pipeline.PATIENCE_S)
+    async with pipeline.part(services.auth, given):
         no: dict[str, Any] = {}
         for options in (no, {"user": "root", "password": ""}, {"token": "x"}):
             with pytest.raises((nats.errors.Error, TimeoutError)):

@@ -2,10 +2,8 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,27 +25,6 @@ from spur_events.local.nats import Nats
 from spur_events.schemas import names, subjects
 from spur_events.schemas.access import Grant, KubeconfigReply, KubeconfigRequest, Refusal, RefusalCode
 from spur_events.schemas.status import Phase, RelayStatus
-
-
-@pytest.fixture
-async def site(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
-) -> AsyncIterator[Site]:
-    given = sites.config(database_url, nats_server, control_plane, unique)
-    async with sites.running(given, unique) as found:
-        yield found
-
-
-@contextlib.asynccontextmanager
-async def responder(given: settings.Settings) -> AsyncIterator[None]:
-    """Run another responder beside the pipeline's own; the settings name another cluster for it."""
-    ready = asyncio.Event()
-    async with pipeline.background(services.kubeconfig(given, ready.set)) as task:
-        waiting = asyncio.ensure_future(ready.wait())
-        await asyncio.wait({waiting, task}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        yield
 
 
 def uid_of(token: str) -> str:
@@ -291,7 +268,7 @@ async def test_a_guard_that_was_weakened(site: Site, nats_server: Nats) -> None:
     assert "validationActions" in refusal.message
     name = f"{site.cluster.name}-x"
     careless = _on(site, nats_server, name, access={"require_guard": False})
-    async with pipeline.background(services.apply(careless)), responder(careless):
+    async with pipeline.background(services.apply(careless)), pipeline.part(services.kubeconfig, careless):
 
         async def granted() -> bool:
             return isinstance(await asking.ask(careless.nats, name, "alice"), Grant)
@@ -312,7 +289,7 @@ def _on(site: Site, nats_server: Nats, cluster: str, **groups: dict[str, Any]) -
 async def test_an_account_that_the_cluster_has_not_got(site: Site, nats_server: Nats) -> None:
     await site.add("lab", "alice")
     other = _on(site, nats_server, f"{site.cluster.name}-x")
-    async with responder(other):
+    async with pipeline.part(services.kubeconfig, other):
         refusal = await asking.ask(other.nats, other.kubernetes.cluster, "alice")
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.temporary) == (RefusalCode.NOT_READY, True)
@@ -326,7 +303,10 @@ async def test_a_relay_that_is_silent(
     async with sites.running(given, unique) as found:
         await found.add("lab", "alice")
         await asking.granted(found, "alice")
-    async with jetstream.connect(given.nats, "test", "test") as bus, responder(given):
+    async with (
+        jetstream.connect(given.nats, "test", "test") as bus,
+        pipeline.part(services.kubeconfig, given),
+    ):
         entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
         assert entry is not None
         for seconds, words in ((61, "61 s ago"), (-120, "clock")):
@@ -357,7 +337,7 @@ async def test_an_api_server_that_fails_or_forbids(site: Site, nats_server: Nats
             name,
             kubernetes={"cluster": name, "kubeconfig": between.kubeconfig, "timeout_s": 2.0},
         )
-        async with pipeline.background(services.apply(other)), responder(other):
+        async with pipeline.background(services.apply(other)), pipeline.part(services.kubeconfig, other):
 
             async def asked() -> Grant | Refusal:
                 return await asking.ask(other.nats, name, "alice")
@@ -555,7 +535,10 @@ async def test_the_service_can_be_found_and_asked(site: Site) -> None:
 
 async def test_many_at_once_over_two_responders(site: Site) -> None:
     await site.add("lab", "alice")
-    async with responder(site.config), caller.caller(site.config.nats, "test") as calling:
+    async with (
+        pipeline.part(services.kubeconfig, site.config),
+        caller.caller(site.config.nats, "test") as calling,
+    ):
         subject = subjects.kubeconfig(site.cluster.name, "alice")
         replies = await asyncio.gather(
             *(calling.ask(subject, KubeconfigRequest(), KubeconfigReply, 30, "x") for _ in range(100))

@@ -1,25 +1,12 @@
 """Case C49: memberships that come and go faster than events are handled, and events in any order."""
 
 import itertools
-from collections.abc import AsyncIterator
 
-import pytest
 from support import pipeline, servers
-from support import site as sites
 from support.site import Site
 
-from spur_events.local.nats import Nats
 from spur_events.schemas import names, subjects
 from spur_events.schemas.events import AccountChanged
-
-
-@pytest.fixture
-async def site(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
-) -> AsyncIterator[Site]:
-    given = sites.config(database_url, nats_server, control_plane, unique)
-    async with sites.running(given, unique) as found:
-        yield found
 
 
 async def waits_for_nothing(site: Site) -> bool:

@@ -43,17 +43,6 @@ def user_settings(server: Nats, munged: Munge) -> settings.Nats:
 
 
 @contextlib.asynccontextmanager
-async def running(config: settings.Settings) -> AsyncIterator[None]:
-    ready = asyncio.Event()
-    async with pipeline.background(services.auth(config, ready.set)) as task:
-        waiting = asyncio.ensure_future(ready.wait())
-        await asyncio.wait({waiting, task}, timeout=pipeline.PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        yield
-
-
-@contextlib.asynccontextmanager
 async def answered(config: settings.Settings) -> AsyncIterator[None]:
     """Answer requests for kubeconfigs in the place of the service."""
     assert config.nats.credentials is not None
@@ -85,7 +74,7 @@ async def test_a_user_without_any_file_asks_for_herself_and_for_nobody_else(
     config = service_settings(nats_server, munge_server)
     mine = user_settings(nats_server, munge_server)
     assert signin.identity(mine, "user") == names.slug(ME)
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         assert await ask(mine) == "physics"
         assert await ask(mine) == "physics"  # each connection with another credential
         with pytest.raises(errors.RefusedError, match="does not let you ask"):
@@ -95,14 +84,14 @@ async def test_a_user_without_any_file_asks_for_herself_and_for_nobody_else(
 async def test_credentials_files_work_beside_it(nats_server: Nats, munge_server: Munge) -> None:
     config = service_settings(nats_server, munge_server)
     mine = settings.Nats(url=nats_server.url, credentials=nats_server.site.add_user("alice"))
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         assert await ask(mine, THEIRS) == "physics"
         assert await ask(user_settings(nats_server, munge_server)) == "physics"
 
 
 async def test_administrators_of_the_settings_ask_for_anybody(nats_server: Nats, munge_server: Munge) -> None:
     config = service_settings(nats_server, munge_server, admins=(ME,))
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         assert await ask(user_settings(nats_server, munge_server), THEIRS) == "physics"
 
 
@@ -112,7 +101,7 @@ async def test_a_server_that_knows_no_default_sentinel(nats_server: Nats, munge_
     mine = settings.Nats(
         url=nats_server.url, munge=True, munge_socket=munge_server.socket, credentials=sentinel
     )
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         assert await ask(mine) == "physics"
 
 
@@ -185,7 +174,7 @@ async def test_refused(
     caplog.set_level(logging.DEBUG)
     config = service_settings(nats_server, munge_server)
     credential = await kind(munge_server)
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         with pytest.raises((nats.errors.Error, OSError)) as refused:
             async with natsclients.someone(nats_server, user=ME, password=credential):
                 pass
@@ -201,7 +190,7 @@ async def test_another_name_than_ones_own_is_refused(
     nats_server: Nats, munge_server: Munge, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with running(service_settings(nats_server, munge_server)):
+    async with pipeline.part(services.auth, service_settings(nats_server, munge_server)):
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
             async with natsclients.someone(nats_server, user="alice", password=made(munge_server)):
                 pass
@@ -214,7 +203,7 @@ async def test_another_name_than_ones_own_is_refused(
 async def test_a_uid_without_a_name_is_refused(
     nats_server: Nats, munge_server: Munge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(service_settings(nats_server, munge_server)):
+    async with pipeline.part(services.auth, service_settings(nats_server, munge_server)):
         mine = user_settings(nats_server, munge_server)
         options = signin.options(mine, "user")
         inbox = options.pop("inbox_prefix")
@@ -235,7 +224,7 @@ async def test_the_connection_ends_with_its_session(nats_server: Nats, munge_ser
     config = service_settings(nats_server, munge_server)
     short = config.auth.model_copy(update={"session_s": 1})  # less than the setting allows
     async with (
-        running(config.model_copy(update={"auth": short})),
+        pipeline.part(services.auth, config.model_copy(update={"auth": short})),
         natsclients.someone(nats_server, user=ME, password=made(munge_server)) as mine,
     ):
 
@@ -260,7 +249,7 @@ async def test_a_lost_connection_comes_back_with_a_fresh_credential(
     options = signin.options(user_settings(nats_server, munge_server), "user")
     options |= {"allow_reconnect": True, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.1}
     async with (
-        running(service_settings(nats_server, munge_server)),
+        pipeline.part(services.auth, service_settings(nats_server, munge_server)),
         tcp.between("127.0.0.1", nats_server.port, cut) as port,
         natsclients.someone(f"nats://127.0.0.1:{port}", inbox=options.pop("inbox_prefix"), **options) as mine,
     ):
@@ -281,8 +270,8 @@ async def test_a_lost_connection_comes_back_with_a_fresh_credential(
 async def test_several_services_share_and_one_is_enough(nats_server: Nats, munge_server: Munge) -> None:
     config = service_settings(nats_server, munge_server)
     mine = user_settings(nats_server, munge_server)
-    async with running(config), answered(config):
-        async with running(config):
+    async with pipeline.part(services.auth, config), answered(config):
+        async with pipeline.part(services.auth, config):
             for _ in range(6):
                 await ask(mine)
         for _ in range(3):
@@ -292,7 +281,7 @@ async def test_several_services_share_and_one_is_enough(nats_server: Nats, munge
 async def test_a_munged_that_is_away_comes_back(nats_server: Nats, munge_server: Munge) -> None:
     config = service_settings(nats_server, munge_server)
     credential = made(munge_server)
-    async with running(config), answered(config):
+    async with pipeline.part(services.auth, config), answered(config):
         munge_server.stop()
         with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
             async with natsclients.someone(nats_server, user=ME, password=credential):

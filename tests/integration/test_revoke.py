@@ -1,13 +1,11 @@
 """`spur-events revoke`: every token of a member dies, she stays a member, and nobody else notices."""
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
 import pytest
 from support import members, pipeline, servers
-from support import site as sites
 from support.site import Site
 
 from spur_events import errors, postgres, revoke_command, settings
@@ -16,15 +14,6 @@ from spur_events.producers import revocation, rows
 from spur_events.schemas import names
 
 ME = rows.Actor(os_user="root", uid=os.getuid())
-
-
-@pytest.fixture
-async def site(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
-) -> AsyncIterator[Site]:
-    given = sites.config(database_url, nats_server, control_plane, unique)
-    async with sites.running(given, unique) as found:
-        yield found
 
 
 def revoke(site: Site, user: str, account: str | None) -> list[revocation.Revoked]:

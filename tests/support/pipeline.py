@@ -118,13 +118,23 @@ async def changes(bus: jetstream.Bus, account: str | None = None) -> list[tuple[
 async def everything(given: settings.Settings) -> AsyncIterator[None]:
     """Run the whole pipeline in this process until the block ends; begins when it is ready."""
     await may_guard(given)
+    async with part(services.everything, given):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def part(
+    run: Callable[[settings.Settings, Callable[[], None]], Coroutine[Any, Any, object]],
+    given: settings.Settings,
+) -> AsyncIterator[None]:
+    """Run a part of `services` until the block ends; begins when it is ready."""
     ready = asyncio.Event()
-    async with background(services.everything(given, ready.set)) as task:
+    async with background(run(given, ready.set)) as task:
         waiting = asyncio.ensure_future(ready.wait())
         await asyncio.wait({waiting, task}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-        assert waiting.done(), "the pipeline did not become ready"
+        assert waiting.done(), "it did not become ready"
         yield
 
 
