@@ -21,9 +21,12 @@ from spur_events.schemas.access import GuardRequest, GuardState, PartReport
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks: at the guard, or while something is missing; at rights that are all there.
+#: Seconds between two looks: at the guard; at rights that are all there.
 _LOOK_S = 60.0
 _CALM_S = 300.0
+#: Seconds until the next look while something is wrong: it may have been a server that was busy or just started.
+#: Doubled each time, up to `_LOOK_S`.
+_SOON_S = 2.0
 #: Whoever keeps the guard answers requests to look at it in this queue group: one of several processes does.
 _QUEUE = "apply"
 
@@ -61,11 +64,15 @@ class Reporter:
             await retrying.forever(
                 "answer requests about the guard", lambda: stack.enter_async_context(self._answering())
             )
+            in_trouble = 0
             while True:
-                await self._look()
+                in_trouble = 0 if await self._look() else in_trouble + 1
                 self.looked.set()
-                restless = self._keeper is not None or self._report.missing_rights or self._report.message
-                await asyncio.sleep(_LOOK_S if restless else _CALM_S)
+                if in_trouble:
+                    pause_s = retrying.backoff_s(in_trouble, _SOON_S, _LOOK_S)
+                else:
+                    pause_s = _LOOK_S if self._keeper is not None else _CALM_S
+                await asyncio.sleep(pause_s)
 
     def reasons(self) -> list[str]:
         """Return why the part cannot do its work in this cluster, as far as is known; for its readiness."""
@@ -93,10 +100,11 @@ class Reporter:
         await self._look()
         return self._report
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Look once and report; returns whether all is well."""
         async with self._busy:
             before = self._report
-            missing, message = await self._rights()
+            missing, unknown = await self._rights()
             guarded, told = GuardState.UNKNOWN, ""
             if self._keeper is not None:
                 guarded, told = await self._keeper.keep()
@@ -104,12 +112,13 @@ class Reporter:
                 update={
                     "missing_rights": missing,
                     "guard": guarded,
-                    "message": "; ".join(text for text in (message, told) if text),
+                    "message": "; ".join(text for text in (unknown, told) if text),
                     "at": datetime.now(UTC),
                 }
             )
             self._log(before)
             await self._put()
+            return not missing and not unknown and (self._keeper is None or guarded is GuardState.IN_FORCE)
 
     async def _rights(self) -> tuple[tuple[str, ...], str]:
         known = self._report.missing_rights

@@ -1,5 +1,6 @@
 """Fixtures: what they do is in support/servers.py. Unit tests use none of those that start a server."""
 
+import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,6 +15,11 @@ from spur_events.local.postgres import Postgres
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # an xdist worker inherits the run of pytest's main process
         servers.open_run()
+
+
+def pytest_collection_finish() -> None:
+    # What is there by now stays until the end; without it, a collection after a test (servers.own_nats) costs nothing.
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

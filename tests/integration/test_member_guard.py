@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from support import pipeline, resyncs, servers, site
 
+from spur_events import postgres
 from spur_events.consumers import guard
 from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
@@ -101,6 +102,29 @@ async def test_a_foreign_object_of_the_name_is_told_and_left_alone(here: site.Si
     found = await here.cluster.get(plan.POLICY, name)
     assert found is not None
     assert found["spec"]["failurePolicy"] == "Ignore"
+
+
+async def test_what_was_in_the_way_at_the_start_is_looked_at_again_soon(
+    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
+) -> None:
+    """Until then no kubeconfig is given: nobody should wait for the look of the next minute, or have to ask."""
+    given = site.config(database_url, nats_server, control_plane, unique)
+    with postgres.connect(given.database) as connection:
+        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
+    assert row is not None
+    foreign = plan.manifests(row["id"])[0]
+    del foreign["metadata"]["labels"]
+    async with kube.Client(given.kubernetes) as client:
+        await apply.apply(client, foreign)
+        async with site.running(given, unique) as here:
+            assert (await reported(here)) is not None
+            assert (await stands(here))[0] is GuardState.MISSING
+            await client.request("DELETE", kinds.of(foreign))
+
+            async def mended() -> bool:
+                return await stands(here) == (GuardState.IN_FORCE, "")
+
+            await pipeline.eventually(mended, "the guard is written", 30.0)
 
 
 async def test_a_request_of_another_installation_is_refused(here: site.Site) -> None:

@@ -274,7 +274,7 @@ async def test_a_rotated_key_ends_what_the_old_one_signed(
             return thief.client.is_closed
 
         async def back() -> bool:
-            return bus.connected and bus._client.stats["reconnects"] == 1
+            return bus.connected and bus._client.stats["reconnects"] > 0
 
         await pipeline.eventually(ended, "the old key's connections end")
         await pipeline.eventually(back, "the service comes back by its new file")

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import fcntl
+import gc
 import importlib
 import inspect
 import os
@@ -19,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -234,11 +235,12 @@ def in_a_thread(work: Coroutine[Any, Any, Any]) -> None:
 
 
 @contextlib.contextmanager
-def own_nats() -> Iterator[local_nats.Nats]:
-    """Yield a nats-server that only this test uses."""
+def own_nats(extra: Sequence[str] = ()) -> Iterator[local_nats.Nats]:
+    """Yield a nats-server that only this test uses; `extra` are lines for its configuration."""
     with _own_folder() as folder:
-        with _running(local_nats.Nats(folder)) as made:
+        with _running(local_nats.Nats(folder, extra=extra)) as made:
             yield made
+        gc.collect()  # a connection that was left open is told by this test, and not by one that comes later
         # Whatever the test did: streams, buckets and the server's log hold no token.
         leaks = importlib.import_module("support.leaks")  # not there where this file runs as a program
         found = leaks.files_with_tokens(folder / "jetstream", made.log)

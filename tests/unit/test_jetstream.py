@@ -55,6 +55,28 @@ async def test_a_lost_connection_ends_the_wait_as_an_error_and_not_as_a_cancella
     assert not task.cancelling()
 
 
+async def test_a_connection_that_is_lost_twice_while_a_wait_ends() -> None:
+    """The driver would never connect again, if its callback failed."""
+    border = bus()
+    ending = asyncio.Event()
+
+    async def ask() -> None:
+        async with border._asking():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await ending.wait()
+
+    task = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    await border.cut()
+    await asyncio.sleep(0.01)  # so that the loop ends the wait
+    await border.cut()
+    ending.set()
+    with pytest.raises(errors.UnreachableError, match="connection was lost"):
+        await task
+
+
 async def test_a_time_out_around_a_request_stays_a_time_out() -> None:
     border = bus()
     with pytest.raises(TimeoutError):

@@ -143,7 +143,10 @@ class Bus:
             MisconfiguredError: naming the setting that cannot be changed in place, or a stream that belongs
                 to another installation or has another number of partitions.
         """
-        for declared in topology.declared()["streams"]:
+        # The event stream last: a part that finds it (check_topology) finds the buckets as well.
+        for declared in sorted(
+            topology.declared()["streams"], key=lambda one: bool(one["name"] == subjects.EVENTS_STREAM)
+        ):
             wanted = {**declared, "num_replicas": self._settings.replicas}
             if wanted["name"] == subjects.EVENTS_STREAM:
                 wanted["metadata"] = {
@@ -489,7 +492,8 @@ class Bus:
     async def cut(self) -> None:
         """End all requests in flight: their answers were lost with the connection."""
         for scope in self._in_flight:
-            scope.reschedule(asyncio.get_running_loop().time())
+            if not scope.expired():  # by an earlier cut, if what it waits for is slow to end
+                scope.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

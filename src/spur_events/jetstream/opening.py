@@ -3,16 +3,20 @@
 `bus` and `caller` open theirs here. What nats-py 2.16 leaves to do:
 - `connect` returns at the server's first line. That may be a ping while the auth callout still thinks; such a
   connection never works.
-- A connection that was refused stays open, and one whose TLS failed never finishes to close.
+- A connection that was refused, or that gave no answer, stays open, and one whose TLS failed never finishes to close.
+- `close` does not always end an attempt to reconnect: it could go on and connect, with nobody left to use or close it.
 - Where TLS is wanted and the server offers none, it goes on in clear text: whoever sits between could ask for that.
-- A server that ends a connection with an error (credentials revoked, session expired) ends it for good: the driver
-  does not connect again, even if it was told to for ever, and whoever waits for an answer waits for nothing.
+- A server that ends a connection with an error ends it for good: the driver does not connect again, even if it was
+  told to for ever, and whoever waits for an answer waits for nothing. That is right for credentials that were revoked
+  or expired. But nats-server 2.15 also says "maximum subscriptions exceeded" to a connection whose signing key is just
+  being rotated, and a limit of the server may be lifted: after any other error the connection is made again.
 """
 
 import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +28,12 @@ from spur_events import errors
 from spur_events.jetstream import signin
 from spur_events.settings import Nats
 
+log = logging.getLogger(__name__)
+
 _CLOSE_S = 2.0
+#: Errors of the server about who we are and what we may (nats-server's errors.go): not mended by connecting again, or,
+#: the permissions, without an end of the connection.
+_ABOUT_US = ("auth", "revoked", "expired", "permissions")
 # At the end of each TLS connection, for a thing of its own that asyncio's streams do: nobody could act on it.
 logging.getLogger("asyncio").addFilter(
     lambda record: "eof_received() has no effect" not in record.getMessage()
@@ -32,15 +41,32 @@ logging.getLogger("asyncio").addFilter(
 
 
 class Client(aio.Client):
-    """The driver's client: nothing about us in clear text where TLS is wanted, no refused connection left open."""
+    """The driver's client, less what the module's first lines tell."""
 
-    async def _process_connect_init(self) -> None:
+    async def _connect_to_server(self, s: Any) -> None:
+        # The driver forgets a connection that failed after it was opened (refused, no answer to the first ping): it
+        # would stay open until somebody collects garbage.
+        _abort(self._transport)
+        await super()._connect_to_server(s)
+
+    async def _attempt_reconnect(self) -> None:
         try:
-            await super()._process_connect_init()
-        except BaseException:
-            # The driver forgets it when it connects anew, and it would stay open until somebody collects garbage.
-            _abort(self._transport)
-            raise
+            await super()._attempt_reconnect()
+        except Exception as error:
+            # Nobody waits for this task: the connection would be neither there nor ended.
+            log.exception("NATS: cannot connect again")
+            self._err = error
+            self._disconnected_cb = None  # was called; or it is what failed
+            self._closing = asyncio.create_task(self._close(aio.Client.CLOSED))
+
+    async def _process_err(self, err_msg: str) -> None:
+        said = err_msg.lower()
+        if not self.is_connected or any(word in said for word in _ABOUT_US):
+            await super()._process_err(err_msg)
+            return
+        if self._current_server is not None:
+            self._current_server.last_attempt = time.monotonic()  # so that it waits before it connects
+        await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip(chr(39))}"))
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
@@ -102,14 +128,24 @@ def refused(settings: Nats, error: Exception) -> errors.SpurEventsError:
 
 async def discard(client: Client) -> None:
     """Close a connection, whatever state it is in."""
-    transport: Any = client._transport  # noqa: SLF001
-    if not client.is_connected:
-        _abort(transport)
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_CLOSE_S):
-            await client.close()
-    _abort(transport)
+    try:
+        await _stop_reconnecting(client)
+        if not client.is_connected:
+            _abort(client._transport)  # noqa: SLF001
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_S):
+                await client.close()
+    finally:
+        _abort(client._transport)  # noqa: SLF001
     await asyncio.sleep(0)  # asyncio closes it in its next round
+
+
+async def _stop_reconnecting(client: Client) -> None:
+    task = client._reconnection_task  # noqa: SLF001
+    while task is not None and not task.done():
+        task.cancel()
+        # It loses a cancellation that comes at the moment at which it gets connected, and would go on for ever.
+        await asyncio.wait({task}, timeout=0.1)
 
 
 def _abort(transport: Any) -> None:
