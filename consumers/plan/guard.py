@@ -43,6 +43,11 @@ _VOLUMES = (
 )
 #: Asks for a device class by its name. The quota counts such a device only under this name, so a GPU would be free.
 _DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
+#: Seconds that a pod may take to end. Deleted by force, it is out of sight and out of the quota at once, and the
+#: kubelet lets it run that long all the same (https://github.com/kubernetes/kubernetes/issues/110507).
+LONGEST_GRACE_S = 3600
+#: Probes and hooks by which a kubelet sends a request.
+_ASKING = ("httpGet", "tcpSocket")
 _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
 
@@ -56,6 +61,17 @@ def _pod_of(root: str) -> str:
 
 def _or_empty(path: str, empty: str = "[]") -> str:
     return f"(has({path}) ? {path} : {empty})"
+
+
+def _listed(path: str, only_if: str = "") -> str:
+    """Return an expression for a list of what is there, or of nothing."""
+    return f"({only_if}has({path}) ? [{path}] : [])"
+
+
+def _host(handler: str) -> str:
+    """Return an expression for the host that a probe or hook names; an empty one is the pod itself."""
+    ways = [f"has({handler}.{way}) && has({handler}.{way}.host) ? {handler}.{way}.host" for way in _ASKING]
+    return f"({' : '.join(ways)} : '')"
 
 
 def _says(what: str, value: str, why: str) -> str:
@@ -72,6 +88,16 @@ _IS_SOURCE = " || ".join(f"has(v.{source})" for source in _VOLUMES)
 _HAS_KEY = "has(t.key) && t.key != ''"
 _EXTERNAL_IPS = _or_empty("dyn(object).spec.externalIPs")
 _OLD_EXTERNAL_IPS = _or_empty("dyn(oldObject).spec.externalIPs")
+_HANDLERS = " + ".join(
+    [_listed(f"c.{probe}") for probe in ("livenessProbe", "readinessProbe", "startupProbe")]
+    + [_listed(f"c.lifecycle.{hook}", "has(c.lifecycle) && ") for hook in ("postStart", "preStop")]
+)
+_TERMS = " + ".join(
+    [
+        _or_empty("a.requiredDuringSchedulingIgnoredDuringExecution"),
+        _or_empty("a.preferredDuringSchedulingIgnoredDuringExecution") + ".map(p, p.podAffinityTerm)",
+    ]
+)
 _RESOURCES = [_or_empty(f"c.resources.{part}", "{}") for part in ("requests", "limits")]
 _DEVICES = " + ".join(f"{one}.map(r, string(r))" for one in _RESOURCES)
 
@@ -94,6 +120,17 @@ _VARIABLES: dict[str, str] = {
     f".map(t, {_HAS_KEY} ? string(t.key) : 'any taint')",
     "devices": f"variables.containers.map(c, has(c.resources) ? {_DEVICES} : [])"
     f".map(found, found.filter(r, r.startsWith('{_DEVICE_CLASS}'))).filter(found, found.size() > 0)",
+    "graces": f"{_listed('variables.pod.terminationGracePeriodSeconds')}.filter(s, s > {LONGEST_GRACE_S})",
+    "handlers": f"variables.containers.map(c, {_HANDLERS})",
+    "probeGraces": "variables.handlers.map(found, found.filter(h, has(h.terminationGracePeriodSeconds)"
+    f" && h.terminationGracePeriodSeconds > {LONGEST_GRACE_S})).filter(found, found.size() > 0)",
+    "hosts": f"variables.handlers.map(found, found.filter(h, {_host('h')} != '')).filter(found, found.size() > 0)",
+    "affinities": "has(variables.pod.affinity) ? "
+    + " + ".join(_listed(f"variables.pod.affinity.{kind}") for kind in ("podAffinity", "podAntiAffinity"))
+    + " : []",
+    # Terms that are required, and such that are preferred.
+    "foreign": f"variables.affinities.map(a, ({_TERMS}).filter(t, has(t.namespaceSelector) || (has(t.namespaces)"
+    " && t.namespaces.exists(n, n != request.namespace)))).filter(found, found.size() > 0)",
     "addresses": f"{_EXTERNAL_IPS}.filter(ip, request.operation == 'CREATE' || !(ip in {_OLD_EXTERNAL_IPS}))",
 }
 
@@ -136,6 +173,23 @@ _RULES: dict[str, str] = {
         "resource",
         "variables.devices[0][0]",
         "is not counted by the account's quota; ask for the resource that the quota names",
+    ),
+    "!variables.made || variables.foreign.size() == 0": _says(
+        "a pod (anti-)affinity by",
+        "string(variables.foreign[0][0].topologyKey)",
+        "is about pods of other namespaces, and could keep them off nodes; leave namespaceSelector and namespaces out",
+    ),
+    "!variables.made || (variables.graces.size() == 0 && variables.probeGraces.size() == 0)": _says(
+        "terminationGracePeriodSeconds",
+        "string(variables.graces.size() > 0 ? variables.graces[0]"
+        " : variables.probeGraces[0][0].terminationGracePeriodSeconds)",
+        "would let the pod run on outside the quota when it is deleted by force; the longest is"
+        f" {LONGEST_GRACE_S}",
+    ),
+    "!variables.made || variables.hosts.size() == 0": _says(
+        "a probe or hook for host",
+        _host("variables.hosts[0][0]"),
+        "would have the node ask there; leave host out: the pod itself is asked",
     ),
     "request.kind.kind != 'Service' || variables.addresses.size() == 0": _says(
         "externalIPs",

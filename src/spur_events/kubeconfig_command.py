@@ -264,7 +264,7 @@ def _api_version() -> str:
         return _API_VERSION
     try:
         version = json.loads(given)["apiVersion"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise errors.MisconfiguredError(f"{EXEC_INFO} holds no ExecCredential: kubectl sets it") from error
     if version not in _API_VERSIONS:
         raise errors.MisconfiguredError(

@@ -61,14 +61,14 @@ def text(entry: Entry) -> str:
 def merge(path: Path, entry: Entry) -> None:
     """Put an entry into a file, in place of one of the same name, and make it the current one.
 
-    A new file can be read by its owner alone; another keeps its mode. A link is followed. kubectl is kept out
-    meanwhile, in the way in which it keeps others out.
+    A new file can be read by its owner alone; another keeps its mode and, where root writes, its owner. A link is
+    followed. kubectl is kept out meanwhile, in the way in which it keeps others out.
 
     Raises:
         PermanentError: if the file cannot be read or written or is no kubeconfig; it is as it was then.
         TemporaryError: if another program holds it.
     """
-    with _named(path), _locked(path):
+    with _named(path), _as_its_owner(path), _locked(path):
         target = Path(os.path.realpath(path))
         if target.is_symlink():
             raise errors.PermanentError(f"{path} is a link that leads back to itself")
@@ -79,12 +79,10 @@ def merge(path: Path, entry: Entry) -> None:
         found = target.stat()
         if not stat.S_ISREG(found.st_mode):
             raise errors.PermanentError(f"{path} is not a file")
-        if not os.access(target, os.W_OK):
+        if not os.access(target, os.W_OK, effective_ids=True):
             raise errors.PermanentError(f"{path} may not be written by you")
         merged = _merged(target.read_text("utf-8"), entry, path)
         private.write(target, merged, mode=stat.S_IMODE(found.st_mode))
-        if os.geteuid() == 0:  # an administrator who writes to somebody's file leaves it hers
-            os.chown(target, found.st_uid, found.st_gid)
 
 
 def is_open(path: Path) -> bool:
@@ -104,6 +102,38 @@ def _named(path: Path) -> Iterator[None]:
         raise errors.PermanentError(
             f"{path} cannot be used: {error.strerror}; choose another file"
         ) from error
+
+
+@contextlib.contextmanager
+def _as_its_owner(path: Path) -> Iterator[None]:
+    """Let an administrator who writes to somebody's file do no more there than its owner may: it stays hers, too.
+
+    As root she could be led elsewhere by a link, and give it away. Whoever puts a file into a folder that is not his
+    (in /tmp, say) gets no access that is meant for somebody else.
+    """
+    target = Path(os.path.realpath(path))
+    if os.geteuid() != 0 or not target.exists():
+        yield
+        return
+    found, folder = target.stat(), target.parent.stat()
+    if found.st_uid == 0:
+        yield
+        return
+    if folder.st_uid != found.st_uid:
+        raise errors.PermanentError(
+            f"{path} belongs to user id {found.st_uid}, and its folder does not: the access could be meant for"
+            " somebody else; remove it, or choose another file"
+        )
+    groups = os.getgroups()
+    os.setgroups([found.st_gid])
+    os.setegid(found.st_gid)
+    os.seteuid(found.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
 
 
 @contextlib.contextmanager

@@ -42,10 +42,16 @@ class Held:
 
 
 def folder() -> Path:
-    """Return where the files are."""
+    """Return where the files are.
+
+    Raises:
+        RuntimeError: if there is no home directory.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # A relative path is to be ignored: https://specifications.freedesktop.org/basedir/latest/
     cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    if not cache.is_absolute():
+        raise RuntimeError(f"the home directory {Path.home()} is no absolute path")
     return cache / "spur-events" / "tokens"
 
 

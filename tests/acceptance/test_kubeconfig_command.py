@@ -233,7 +233,7 @@ async def test_what_kubectl_asks_for(site: Site, alice: Person) -> None:
     asked = json.dumps({"apiVersion": "client.authentication.k8s.io/v1beta1", "spec": {}})
     _, out, _ = await alice.spur(*words, KUBERNETES_EXEC_INFO=asked)
     assert json.loads(out)["apiVersion"].endswith("v1beta1")
-    for wrong in ('{"apiVersion": "client.authentication.k8s.io/v2"}', "nonsense", "[]"):
+    for wrong in ('{"apiVersion": "client.authentication.k8s.io/v2"}', "nonsense", "[]", "[" * 60_000):
         code, out, told = await alice.spur(*words, KUBERNETES_EXEC_INFO=wrong)
         assert (code, out, len(told.splitlines())) == (1, "", 1)
     code, _, told = await alice.spur(*words[:-1], "--user=bob")

@@ -128,6 +128,30 @@ def workload(kind: str, spec: Spec) -> Spec:
     return {"spec": {"selector": {"matchLabels": {"app": "x"}}, "template": template, **service}}
 
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def away(**which: Any) -> Spec:
+    """Return a term of pod affinity."""
+    return {"topologyKey": "kubernetes.io/os", "labelSelector": {}, **which}
+
+
+def handled(**handlers: Any) -> Spec:
+    """Return a pod whose second container has these probes or hooks."""
+    return pod(containers=[{"name": "a", "image": "i"}, {"name": "c", "image": "i", **handlers}])
+
+
+#: Pod Security level baseline refuses such pods itself, from Kubernetes 1.34 on.
+ASKING_ELSEWHERE: list[Spec] = [
+    handled(livenessProbe={"httpGet": {"port": 10255, "host": "127.0.0.1"}}),
+    handled(readinessProbe={"tcpSocket": {"port": 22, "host": "127.0.0.1"}}),
+    handled(startupProbe={"httpGet": {"port": 80, "host": "169.254.169.254"}}),
+    handled(lifecycle={"postStart": {"httpGet": {"port": 80, "host": "169.254.169.254"}}}),
+    handled(lifecycle={"preStop": {"tcpSocket": {"port": 80, "host": "other"}}}),
+]
+
+
 FORBIDDEN_PODS: list[tuple[Spec, str]] = [
     (pod(serviceAccountName="spur-user-bob"), "serviceAccountName 'spur-user-bob'"),
     (pod(serviceAccountName="spur-user-alice"), "serviceAccountName 'spur-user-alice'"),
@@ -156,6 +180,26 @@ FORBIDDEN_PODS: list[tuple[Spec, str]] = [
         ),
         "resource 'deviceclass.resource.kubernetes.io/gpu.amd.com'",
     ),
+    (pod(affinity={"podAntiAffinity": {_REQUIRED: [away(namespaceSelector={})]}}), "by 'kubernetes.io/os'"),
+    (
+        pod(
+            affinity={
+                "podAffinity": {_REQUIRED: [away()]},
+                "podAntiAffinity": {_REQUIRED: [away(), away(namespaces=["kube-system"])]},
+            }
+        ),
+        "by 'kubernetes.io/os'",
+    ),
+    (
+        pod(affinity={"podAffinity": {_PREFERRED: [{"weight": 1, "podAffinityTerm": away(namespaces=["x"])}]}}),
+        "by 'kubernetes.io/os'",
+    ),
+    (pod(terminationGracePeriodSeconds=3601), "terminationGracePeriodSeconds '3601'"),
+    (pod(terminationGracePeriodSeconds=2**63 - 1), f"terminationGracePeriodSeconds '{2**63 - 1}'"),
+    (
+        handled(livenessProbe={"tcpSocket": {"port": 80}, "terminationGracePeriodSeconds": 86400}),
+        "terminationGracePeriodSeconds '86400'",
+    ),
 ]  # fmt: skip
 
 
@@ -169,6 +213,12 @@ async def test_so_are_the_workloads_that_would_make_them(alice: Member) -> None:
     for kind in WORKLOADS:
         for spec, reason in FORBIDDEN_PODS:
             await alice.refused(kind, workload(kind, spec), reason)
+
+
+async def test_probes_and_hooks_reach_the_pod_and_nothing_else(alice: Member) -> None:
+    for kind in WORKLOADS:
+        for spec in ASKING_ELSEWHERE:
+            await alice.refused(kind, workload(kind, spec), "probe or hook for host")
 
 
 async def test_a_workload_cannot_be_changed_into_one(alice: Member) -> None:
@@ -371,7 +421,24 @@ USUAL_VOLUMES: list[Spec] = [
 
 async def test_ordinary_work_goes(here: site.Site, alice: Member) -> None:
     """What researchers do all day, and their controllers for them."""
+    probe = {"httpGet": {"port": 80, "path": "/"}}
+    near = away(namespaces=[alice.namespace])
     ordinary = pod(
+        containers=[
+            {
+                "name": "c",
+                "image": "busybox",
+                "livenessProbe": {"exec": {"command": ["true"]}, "terminationGracePeriodSeconds": 60},
+                "readinessProbe": probe,
+                "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}, "postStart": probe},
+            }
+        ],
+        affinity={
+            "nodeAffinity": {},
+            "podAffinity": {_PREFERRED: [{"weight": 1, "podAffinityTerm": away()}]},
+            "podAntiAffinity": {_REQUIRED: [away(), near]},
+        },
+        terminationGracePeriodSeconds=3600,
         volumes=USUAL_VOLUMES,
         serviceAccountName="default",
         priorityClassName="",

@@ -22,7 +22,7 @@ from spur_events.consumers.plan import guard, marks
 from spur_events.jetstream import caller, signin
 from spur_events.local.controlplane import ControlPlane
 from spur_events.local.nats import Nats
-from spur_events.schemas import names, subjects
+from spur_events.schemas import codec, names, subjects
 from spur_events.schemas.access import Grant, KubeconfigReply, KubeconfigRequest, Refusal, RefusalCode
 from spur_events.schemas.status import Phase, RelayStatus
 
@@ -544,6 +544,22 @@ async def test_many_at_once_over_two_responders(site: Site) -> None:
             *(calling.ask(subject, KubeconfigRequest(), KubeconfigReply, 30, "x") for _ in range(100))
         )
     assert all(isinstance(reply.result, Grant) for reply in replies)
+
+
+async def test_nobody_can_keep_the_others_waiting(site: Site, nats_server: Nats, tmp_path: Path) -> None:
+    """More requests of one member than can be answered while another waits."""
+    await site.add("lab", "alice", "bob")
+    alice = asking.as_user(site.config, nats_server, "alice", tmp_path)
+    bob = asking.as_user(site.config, nats_server, "bob", tmp_path)
+    subject = subjects.kubeconfig(site.cluster.name, "alice")
+    data, _ = codec.encode(KubeconfigRequest(), 4096)
+    async with caller.caller(alice, "flood") as calling:
+        for number in range(10_000):
+            await calling._client.publish(subject, data, reply=f"_INBOX_alice.{number}")
+        await calling._client.flush(30)
+        assert isinstance(await asking.ask(bob, site.cluster.name, "bob"), Grant)
+        # And she herself, once some of hers are answered.
+        assert isinstance(await asking.ask(alice, site.cluster.name, "alice"), Grant)
 
 
 async def test_nobody_there_and_not_permitted(site: Site, nats_server: Nats, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +219,71 @@ def test_any_other_content_stays(
     for key in more:
         assert after[key] == before[key]
     assert after["users"][:-1] == [one for one in before["users"] if one.get("name") != OURS.user_name]
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of two users")
+
+
+@pytest.fixture
+def hers() -> Iterator[Path]:
+    """Yield a kubeconfig of somebody else, in a folder of hers that she can get at."""
+    folder = Path(tempfile.mkdtemp(prefix="spur-events-test-"))
+    (folder / "config").write_text("")
+    os.chown(folder / "config", 65534, 65534)
+    os.chown(folder, 65534, 65534)
+    yield folder / "config"
+    shutil.rmtree(folder)
+
+
+@as_root
+def test_root_leaves_somebodys_file_hers(hers: Path) -> None:
+    kubeconfig_file.merge(hers, OURS)
+    found = hers.stat()
+    assert (found.st_uid, found.st_gid, os.geteuid(), os.getegid()) == (65534, 65534, 0, 0)
+    assert "current-context" in hers.read_text()
+
+
+@as_root
+def test_root_is_led_nowhere_by_the_owner_of_a_folder(
+    hers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """She swaps her file for a link at the moment at which it was written."""
+    secret = tmp_path / "secret"
+    secret.write_text("root's")
+    replace = Path.replace
+
+    def swapped(self: Path, target: Path) -> Path:
+        done = replace(self, target)
+        target.unlink()
+        target.symlink_to(secret)
+        return done
+
+    monkeypatch.setattr(Path, "replace", swapped)
+    kubeconfig_file.merge(hers, OURS)
+    assert secret.stat().st_uid == 0
+    assert secret.read_text() == "root's"
+
+
+@as_root
+def test_root_may_do_no_more_in_her_folder_than_she(hers: Path, tmp_path: Path) -> None:
+    """A link out of her folder to a file that is hers, in a folder that is not."""
+    there = tmp_path / "there"
+    there.write_text("")
+    os.chown(there, 65534, 65534)
+    hers.unlink()
+    hers.symlink_to(there)
+    with pytest.raises(errors.PermanentError, match=r"belongs to user id 65534.*another file"):
+        kubeconfig_file.merge(hers, OURS)
+    assert there.read_text() == ""
+
+
+@as_root
+def test_a_file_that_somebody_put_there_before_gets_no_access(tmp_path: Path) -> None:
+    """As in /tmp: the token would be his who made the file."""
+    path = tmp_path / "alice.kubeconfig"
+    path.write_text("")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(errors.PermanentError, match=f"{path} belongs to user id 65534"):
+        kubeconfig_file.merge(path, OURS)
+    assert path.read_text() == ""
+    assert not path.with_name("alice.kubeconfig.lock").exists()

@@ -136,3 +136,12 @@ def test_no_place_to_keep_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     assert token_cache.folder() == Path.home() / ".cache" / "spur-events" / "tokens"
+
+
+def test_a_relative_home_is_no_place_to_keep_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "somewhere")
+    monkeypatch.chdir(tmp_path)
+    token_cache.write(KEY, held())
+    assert token_cache.read(KEY) is None
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,8 @@ from spur_events.jetstream import handling
 
 SUBJECT = "$SYS.REQ.USER.AUTH"
 _QUEUE = "spur-events-auth"
+#: Questions that wait; the server takes an answer that comes within some seconds.
+_WAITING = 1024
 
 
 @asynccontextmanager
@@ -25,7 +27,7 @@ async def answering(
     """Answer the server's questions for as long as the block lasts; several processes share them.
 
     `answer` must not raise; None is no answer. More than `at_once` questions wait for their turn, and the server
-    gives up on those that wait too long.
+    gives up on those that wait too long; far too many are dropped.
     """
     client: Client = bus._client  # noqa: SLF001 - one package, one border
 
@@ -36,7 +38,7 @@ async def answering(
             if data is not None:
                 await client.publish(message.reply, data)
 
-    async with handling.at_once(at_once, respond) as handle:
+    async with handling.at_once(at_once, respond, waiting=_WAITING) as handle:
         async with bus._asking():  # noqa: SLF001
             subscription = await client.subscribe(SUBJECT, queue=_QUEUE, cb=handle)
             await client.flush()

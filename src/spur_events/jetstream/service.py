@@ -1,9 +1,10 @@
 """A request/reply service that can be found, pinged and asked for its statistics (NATS micro, `nats micro ls`).
 
 `consumers.kubeconfig` runs one. The protocol is the client library's
-(https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-32.md); added here: many requests at once,
-since the library handles one after the other, and answers to inboxes alone. Whoever may ask could otherwise name a
-stream's or bucket's subject as the place for the answer, and have the service write there with its own rights.
+(https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-32.md); added here: many requests at once
+and askers in turns, since the library handles one after the other, and answers to inboxes alone. Whoever may ask could
+otherwise name a stream's or bucket's subject as the place for the answer, and have the service write there with its
+own rights.
 Tried on nats-server 2.15: a request that came in by a service import of another account has a reply subject that
 begins with `_R_.`, whatever its sender named.
 """
@@ -60,7 +61,10 @@ class Service(Generic[M]):
     kind: type[M]
     answer: Callable[[str, M | codec.CodecError], Awaitable[Answer]]
     stats: Callable[[], dict[str, int]]
+    #: Requests in hand at a time; of one asker (the last token of the subject), in hand and waiting for a turn.
     at_once: int = 32
+    each: int = 8
+    waiting: int = 256
 
 
 @asynccontextmanager
@@ -71,7 +75,7 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
     async def respond(request: Request) -> None:
         # The connection may be lost by now: whoever asked asks again.
         with contextlib.suppress(nats.errors.Error):
-            answer = await service.answer(request.subject.rpartition(".")[2], _decoded(service, request))
+            answer = await service.answer(_asker(request), _decoded(service, request))
             data, headers = codec.encode(answer.reply, client.max_payload)
             if answer.word:
                 await request.respond_error(str(answer.status), answer.word, data, headers)
@@ -85,7 +89,9 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
         metadata=dict(service.metadata),
         stats_handler=lambda _endpoint: service.stats(),
     )
-    async with handling.at_once(service.at_once, respond) as handle:
+    async with handling.at_once(
+        service.at_once, respond, whose=_asker, each=service.each, waiting=service.waiting
+    ) as handle:
         async with bus._asking():  # noqa: SLF001
             running = await nats.micro.add_service(_InboxesOnly(client), config)  # type: ignore[arg-type]
             await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
@@ -96,6 +102,10 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
             if client.is_connected:
                 with contextlib.suppress(nats.errors.Error):
                     await running.stop()
+
+
+def _asker(request: Request) -> str:
+    return str(request.subject.rpartition(".")[2])
 
 
 def _decoded(service: Service[M], request: Request) -> M | codec.CodecError:
