@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from aiohttp import connector
 from kubernetes_asyncio import client as k8s
 from kubernetes_asyncio.config import config_exception, incluster_config, kube_config
 
@@ -120,11 +121,22 @@ async def load(config: settings.Kubernetes) -> k8s.ApiClient:
             # As kubectl does it: a site's HTTPS_PROXY is not meant for this machine. The library always
             # lets the session read the environment, and aiohttp makes no exception of its own.
             api.rest_client.pool_manager._trust_env = False  # noqa: SLF001
+        _end_closed_connections(api.rest_client.pool_manager.connector)
         return api
     finally:
         # Certificates and the private key were written to temporary files for OpenSSL, which has read
         # them by now. The library removes them at exit, which a killed process never reaches.
         kube_config._cleanup_temp_files()  # noqa: SLF001
+
+
+def _end_closed_connections(pool: Any) -> None:
+    """Have a connection ended, after 2 s or with the pool, that is closed and waits for the server's farewell.
+
+    What aiohttp's option `enable_cleanup_closed` does where Python needs it; the library has no way to set it.
+    """
+    if connector.NEEDS_CLEANUP_CLOSED:
+        pool._cleanup_closed_disabled = False  # noqa: SLF001
+        pool._cleanup_closed()  # noqa: SLF001 - begins to look every 2 s
 
 
 async def refresh(config: settings.Kubernetes, configuration: k8s.Configuration) -> bool:

@@ -9,6 +9,7 @@ from support import site as sites
 from support.site import Site
 
 from spur_events import jetstream, postgres, settings
+from spur_events.jetstream import caller
 from spur_events.local.nats import Nats
 from spur_events.producers import revocation, rows
 from spur_events.schemas.access import Grant
@@ -53,6 +54,14 @@ async def _use(
         site = Site(config=given, bus=bus, cluster=cluster, prefix=unique)
         await site.add("lab", "alice", "bob")
         alice = asking.as_user(given, nats_server, "alice", folder)
+
+        async def listens() -> bool:
+            with contextlib.suppress(caller.NobodyError):
+                await asking.ask(alice, cluster.name, "alice", lifetime_s=1)
+                return True
+            return False
+
+        await pipeline.eventually(listens, "the kubeconfig service has started")
         grants = []
         for request in ({}, {"lifetime_s": 600}, {"account": site.name("lab")}):
             found = await asking.ask(alice, cluster.name, "alice", **request)

@@ -1,10 +1,14 @@
 """Writes on a real API server: what apply makes whole, what it must replace, what it refuses (C12 to C14)."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from support import pipeline, tcp
 
 from spur_events import settings
 from spur_events.consumers.kube import apply, errors, kinds, observe
@@ -355,3 +359,45 @@ async def test_any_name_becomes_objects_that_stay_as_planned(
         manifest["metadata"]["labels"][marks.INSTALLATION] = unique
         live = await apply.apply(client, manifest)
         assert diff.differs(manifest, live) == []
+
+
+async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
+    control_plane: Any, tmp_path: Path
+) -> None:
+    """A connection whose request was cancelled waits for the server's farewell, if nobody ends it."""
+    frozen = False
+
+    def pass_on(data: bytes) -> bytes:
+        return b"" if frozen else data
+
+    admin = control_plane.kubeconfig.read_text()
+    async with kube.Client(settings.Kubernetes(kubeconfig=control_plane.kubeconfig)) as direct:
+        address = direct.address
+    at = urlsplit(address)
+    async with tcp.between(str(at.hostname), int(at.port or 0), pass_on) as port:
+
+        def connections() -> list[Any]:
+            found = [one for one in gc.get_objects() if type(one).__name__ == "_SelectorSocketTransport"]
+            return [
+                one for one in found if one._sock is not None and one.get_extra_info("peername")[1] == port
+            ]
+
+        path = tmp_path / "kubeconfig"
+        path.write_text(admin.replace(address, f"https://{at.hostname}:{port}"))
+        async with kube.Client(settings.Kubernetes(kubeconfig=path)) as client:
+            await client.request("GET", "/version")
+            watching = asyncio.create_task(
+                client.request("GET", kinds.collection("Namespace"), query={"watch": "true"})
+            )
+            pool = client._api.rest_client.pool_manager.connector
+
+            async def begun() -> bool:
+                return bool(pool._acquired)
+
+            await pipeline.eventually(begun, "the request is under way")
+            frozen = True
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            assert connections()
+        await asyncio.sleep(0)
+        assert not connections()
