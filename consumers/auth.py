@@ -77,7 +77,13 @@ class Auth:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer until cancelled."""
+        """Answer until cancelled.
+
+        Raises:
+            SpurEventsError: if munged is of no use at the start.
+        """
+        socket = self._config.nats.munge_socket
+        await munge.decode(await asyncio.to_thread(munge.encode, signin.MUNGE_PAYLOAD, socket), socket)
         async with callout.answering(self._bus, self.answer, _AT_ONCE):
             self.ready.set()
             log.info("auth takes requests", extra={"admins": len(self._config.auth.admins)})

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from spur_events import errors as base
-from spur_events import jetstream, settings
+from spur_events import jetstream, retrying, settings
 from spur_events.consumers.kube import apply, errors, kinds
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import diff, guard, marks, observed
@@ -32,6 +32,8 @@ _PROOF_ATTEMPTS = 20
 _PROOF_PAUSE_S = 0.5
 #: Seconds that apply may take to mend the guard: two looks, two writes, and the proof.
 _ANSWER_S = 30.0
+#: Seconds in which one must be there to be asked: after a start of all parts together, resync may be the first.
+_LISTENS_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,12 @@ async def mended(
         return {}
     question = GuardRequest(installation=installation)
     try:
-        answer = await bus.ask(subjects.guard(cluster), question, PartReport, _ANSWER_S)
+        answer = await retrying.within(
+            "have the member guard mended",
+            _LISTENS_S,
+            lambda: bus.ask(subjects.guard(cluster), question, PartReport, _ANSWER_S),
+            unless=(base.UnreachableError,),
+        )
     except base.TemporaryError as error:
         ended = {"outcome": f"no apply process mended it: {error}", "failed": True}
     else:

@@ -21,9 +21,8 @@ from spur_events.schemas.access import GuardRequest, GuardState, PartReport
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks: at the guard; at rights that are all there.
+#: Seconds between two looks, while all is well.
 _LOOK_S = 60.0
-_CALM_S = 300.0
 #: Seconds until the next look while something is wrong: it may have been a server that was busy or just started.
 #: Doubled each time, up to `_LOOK_S`.
 _SOON_S = 2.0
@@ -48,7 +47,7 @@ class Reporter:
         self._client = client
         self._keeper = keeper
         self._busy = asyncio.Lock()
-        self._rights_at_s = -_CALM_S
+        self._rights_at_s = -_LOOK_S
         self._report = PartReport(
             installation=installation,
             cluster=config.kubernetes.cluster,
@@ -68,11 +67,9 @@ class Reporter:
             while True:
                 in_trouble = 0 if await self._look() else in_trouble + 1
                 self.looked.set()
-                if in_trouble:
-                    pause_s = retrying.backoff_s(in_trouble, _SOON_S, _LOOK_S)
-                else:
-                    pause_s = _LOOK_S if self._keeper is not None else _CALM_S
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(
+                    retrying.backoff_s(in_trouble, _SOON_S, _LOOK_S) if in_trouble else _LOOK_S
+                )
 
     def reasons(self) -> list[str]:
         """Return why the part cannot do its work in this cluster, as far as is known; for its readiness."""
@@ -101,7 +98,7 @@ class Reporter:
         return self._report
 
     async def _look(self) -> bool:
-        """Look once and report; returns whether all is well."""
+        """Look once and report; returns whether all is well, and was proven to be."""
         async with self._busy:
             before = self._report
             missing, unknown = await self._rights()
@@ -118,11 +115,14 @@ class Reporter:
             )
             self._log(before)
             await self._put()
-            return not missing and not unknown and (self._keeper is None or guarded is GuardState.IN_FORCE)
+            proven = self._keeper is None or (guarded is GuardState.IN_FORCE and not told)
+            return not missing and not unknown and proven
 
     async def _rights(self) -> tuple[tuple[str, ...], str]:
         known = self._report.missing_rights
-        if not known and time.monotonic() - self._rights_at_s < _CALM_S:
+        if (
+            not known and time.monotonic() - self._rights_at_s < _LOOK_S / 2
+        ):  # asked about the guard in between
             return known, ""
         try:
             found = await rights.missing(self._client, self._report.part, self._report.installation)

@@ -195,6 +195,12 @@ def check_live(live: Live, state: accounts.AccountState, member: accounts.Member
             RefusalCode.NOT_READY, f"the quota {where} is not in force yet: {wait}", temporary=True
         )
     if found is None or not _is_of(found, state, member):
+        if observed.is_paused(namespace):
+            raise DeniedError(
+                RefusalCode.SERVICE_ACCOUNT,
+                f"the namespace {where} is paused, and {member.name} was added, or her tokens revoked, since then:"
+                f" {_TELL}, who takes the mark {marks.RECONCILE}={marks.PAUSED} off",
+            )
         raise DeniedError(
             RefusalCode.SERVICE_ACCOUNT,
             f"the ServiceAccount of {member.name} {where} is not there, or is not of this membership: {wait}",

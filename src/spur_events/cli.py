@@ -36,6 +36,18 @@ StateDir = Annotated[
         help="Folder of a development installation (or SPUR_EVENTS_STATE_DIR); several can run side by side.",
     ),
 ]
+
+
+def _not_empty(value: str | None) -> str | None:
+    """Refuse a name that is there and empty, as from a script's unset variable: it would mean everything."""
+    if value == "":
+        raise typer.BadParameter("it is empty: name one, or leave the option out")
+    return value
+
+
+Cluster = Annotated[
+    str | None, typer.Option(help="Another cluster than the configured one.", callback=_not_empty)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")]
 
 
@@ -133,7 +145,7 @@ def resync(
             help="Also remove what no account and no recorded deletion explains.",
         ),
     ] = False,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    cluster: Cluster = None,
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -152,7 +164,7 @@ def resync(
 @app.command()
 def adopt(
     account: Annotated[str, typer.Argument(help="The account, by its name in the database.")],
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    cluster: Cluster = None,
     state_dir: StateDir = None,
 ) -> None:
     """Take over a namespace of the account's name that exists already, for example one of spur itself."""
@@ -165,8 +177,12 @@ def adopt(
 
 @app.command()
 def revoke(
-    user: Annotated[str, typer.Option(help="Whose tokens, by the name in the database.")],
-    account: Annotated[str | None, typer.Option(help="Only those for this account.")] = None,
+    user: Annotated[
+        str, typer.Option(help="Whose tokens, by the name in the database.", callback=_not_empty)
+    ],
+    account: Annotated[
+        str | None, typer.Option(help="Only those for this account.", callback=_not_empty)
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the clusters; 0: do not wait.")
     ] = 60.0,
@@ -189,19 +205,28 @@ def make_kubeconfig(
         str | None,
         typer.Option(help="Whose, by the name in the database; default: whom the credentials name."),
     ] = None,
-    account: Annotated[str | None, typer.Option(help="For which account; default: the default one.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the configured one.")] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(help="For which account; default: the default one.", callback=_not_empty),
+    ] = None,
+    cluster: Cluster = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="File to merge it into; default: print it. Nothing else in it is lost."
+            "--output",
+            "-o",
+            help="File to merge it into; default, or -: print it. Nothing else in it is lost.",
         ),
     ] = None,
     static: Annotated[
         bool, typer.Option("--static", help="Put a token into it, which ends, instead of a way to get one.")
     ] = False,
     lifetime: Annotated[
-        str, typer.Option(help="How long a token lasts, at least 10m: seconds, or like 90m, 12h, 7d.")
+        str,
+        typer.Option(
+            help="How long a token lasts, at least 10m: seconds, or like 90m, 12h, 7d. Default: the site's.",
+            show_default=False,
+        ),
     ] = "0",
     state_dir: StateDir = None,
 ) -> None:
@@ -229,7 +254,12 @@ def credential(
     cluster: Annotated[str, typer.Option(help="The cluster.")],
     account: Annotated[str, typer.Option(help="The account.")],
     user: Annotated[str, typer.Option(help="The user.")],
-    lifetime: Annotated[str, typer.Option(help="How long a token lasts.")] = "0",
+    lifetime: Annotated[
+        str,
+        typer.Option(
+            help="How long a token lasts: seconds, or like 90m. Default: the site's.", show_default=False
+        ),
+    ] = "0",
     state_dir: StateDir = None,
 ) -> None:
     """Print a token for kubectl, which calls this as the kubeconfig says (an exec credential plugin)."""

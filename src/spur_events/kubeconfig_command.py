@@ -76,7 +76,8 @@ def seconds(text: str) -> int:
     found = _DURATION.fullmatch(text.strip().lower())
     if not found:
         raise errors.UsageError(
-            f"--lifetime {text!r} is no lifetime: write seconds, or a number with s, m, h or d"
+            f"--lifetime {text[:40]!r} is no lifetime, or too long a one: write seconds, or one number with"
+            " s, m, h or d, like 90m"
         )
     return int(found[1]) * _UNITS[found[2]]
 
@@ -90,6 +91,7 @@ def kubeconfig(config: settings.Settings, wish: Wish) -> None:
         NobodyError, TimedOutError: if no responder runs, or it does not answer.
     """
     cluster = wish.cluster or config.kubernetes.cluster
+    output = _output(wish.output)
     request = KubeconfigRequest(account=wish.account or "", lifetime_s=wish.lifetime_s)
     timeout_s = config.access.request_timeout_s
     grant = asyncio.run(_ask(config.nats, cluster, _slug(config, wish.user), request, timeout_s, _PATIENCE_S))
@@ -105,13 +107,31 @@ def kubeconfig(config: settings.Settings, wish: Wish) -> None:
         namespace=grant.namespace,
         user=user,
     )
-    if wish.output is None:
+    if output is None:
         typer.echo(kubeconfig_file.text(entry), nl=False)
     else:
-        kubeconfig_file.merge(wish.output, entry)
-        typer.echo(f"{wish.output}: {grant.user} in account {grant.account}, context {entry.name}", err=True)
+        kubeconfig_file.merge(output, entry)
+        typer.echo(f"{output}: {grant.user} in account {grant.account}, context {entry.name}", err=True)
     if wish.static:
-        _tell_end(grant, wish)
+        _tell_end(grant, wish.lifetime_s, output)
+
+
+def _output(given: Path | None) -> Path | None:
+    """Return the file that is meant; None to print.
+
+    Raises:
+        UsageError: if it is a list of files, as KUBECONFIG may be.
+    """
+    if given is None or str(given) == "-":
+        return None
+    if os.pathsep in str(given) and not given.exists():
+        raise errors.UsageError(
+            f"--output {str(given)!r} is a list of files, as KUBECONFIG may be: name one of them"
+        )
+    try:
+        return given.expanduser()
+    except RuntimeError as error:
+        raise errors.UsageError(f"--output {str(given)!r}: {error}") from error
 
 
 def credential(
@@ -165,7 +185,7 @@ def _confirmed(
 
 def _kept(held: token_cache.Held, error: errors.SpurEventsError) -> token_cache.Held:
     """Return the kept token although nobody confirmed it; the API server refuses it if it is worth nothing."""
-    typer.echo(f"spur-events: using the token of {_ends(held.expires_at)}, since {error}", err=True)
+    typer.echo(f"spur-events: using the token that ends at {_ends(held.expires_at)}, since {error}", err=True)
     return held
 
 
@@ -204,6 +224,11 @@ def _slug(config: settings.Settings, user: str | None) -> str:
             raise errors.UsageError("--user is empty: name a user, or leave it out for yourself")
         return names.slug(user)
     slug = signin.identity(config.nats, signin.ADMIN)
+    if slug is None and config.nats.credentials is None:
+        raise errors.UsageError(
+            "no NATS credentials are configured, so nobody knows who you are: set SPUR_EVENTS_NATS_CREDENTIALS, or"
+            " SPUR_EVENTS_NATS_MUNGE where users need no file, or say whose kubeconfig with --user"
+        )
     if slug is None:
         raise errors.UsageError(
             "these NATS credentials name no user of accounts, but a service or an administrator: say whose"
@@ -274,12 +299,12 @@ def _api_version() -> str:
     return str(version)
 
 
-def _tell_end(grant: Grant, wish: Wish) -> None:
+def _tell_end(grant: Grant, lifetime_s: int, output: Path | None) -> None:
     lasts_s = (grant.expires_at - datetime.now(UTC)).total_seconds()
-    shortened = f"; the server does not give {wish.lifetime_s} s" if lasts_s + 60 < wish.lifetime_s else ""
+    shortened = f"; the server does not give {lifetime_s} s" if lasts_s + 60 < lifetime_s else ""
     typer.echo(f"this token ends at {_ends(grant.expires_at)}{shortened}", err=True)
-    if wish.output is not None and kubeconfig_file.is_open(wish.output):
-        typer.echo(f"others can read {wish.output}, and the token in it: chmod 600 {wish.output}", err=True)
+    if output is not None and kubeconfig_file.is_open(output):
+        typer.echo(f"others can read {output}, and the token in it: chmod 600 {output}", err=True)
 
 
 def _ends(at: datetime) -> str:

@@ -68,6 +68,9 @@ def merge(path: Path, entry: Entry) -> None:
         PermanentError: if the file cannot be read or written or is no kubeconfig; it is as it was then.
         TemporaryError: if another program holds it.
     """
+    with _named(path):
+        if path.is_dir():
+            raise errors.PermanentError(f"{path} is a folder: name a file in it")
     with _named(path), _as_its_owner(path), _locked(path):
         target = Path(os.path.realpath(path))
         if target.is_symlink():
@@ -78,9 +81,9 @@ def merge(path: Path, entry: Entry) -> None:
             return
         found = target.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise errors.PermanentError(f"{path} is not a file")
+            raise errors.PermanentError(f"{path} is not a file; choose another one")
         if not os.access(target, os.W_OK, effective_ids=True):
-            raise errors.PermanentError(f"{path} may not be written by you")
+            raise errors.PermanentError(f"{path} may not be written by you; choose another file")
         merged = _merged(target.read_text("utf-8"), entry, path)
         private.write(target, merged, mode=stat.S_IMODE(found.st_mode))
 

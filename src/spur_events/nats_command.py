@@ -105,7 +105,7 @@ def update(folder: Dir = DEFAULT_FOLDER) -> None:
 def add_user(
     name: Annotated[str, typer.Argument(help="The user, by the name in the accounting database.")],
     days: Annotated[
-        int, typer.Option(min=0, help="Days that they are good for; 0: until they are revoked.")
+        int, typer.Option(min=0, max=36500, help="Days that they are good for; 0: until they are revoked.")
     ] = 0,
     output: Output = None,
     admin: Annotated[bool, typer.Option("--admin", help="May ask for anybody's kubeconfig.")] = False,

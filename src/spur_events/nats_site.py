@@ -58,6 +58,8 @@ def service(folder: Path, part: str, cluster: str | None, output: Path | None) -
     config = settings.load()
     name = cluster or config.kubernetes.cluster
     _check_cluster(name)
+    if cluster and part not in roles.OF_A_CLUSTER:
+        raise errors.UsageError(f"{part} is one for all clusters: leave --cluster out")
     site = sites.Site(folder)
     made = _written(site.service, part, name, config.nats.partitions, output)
     typer.echo(f"credentials of {part} are in {made}")
@@ -118,7 +120,13 @@ def _tell(site: sites.Site, nats: settings.Nats) -> None:
     Raises:
         UnreachableError: if it does not answer: what was changed is kept, and it is told the next time.
     """
-    signed = _written(site.write_accounts)
+    try:
+        signed = _written(site.write_accounts)
+    except errors.SpurEventsError as error:
+        raise errors.MisconfiguredError(
+            f"the change is stored in {site.folder}, but the accounts cannot be signed and no server knows it: {error};"
+            " then run 'spur-events nats update'"
+        ) from error
     mine = nats.model_copy(update={"credentials": site.credentials, "munge": False})
     try:
         asyncio.run(_push(mine, list(signed.values())))

@@ -65,6 +65,8 @@ async def wait(config: settings.Settings, revoked: Sequence[revocation.Revoked],
                     " It will be as soon as the parts run: see 'spur-events status'"
                 )
             await asyncio.sleep(_POLL_S if left else 0)
+    if told:
+        typer.echo("an API server may take a token that it saw before for up to 10 s more")
 
 
 async def _look(bus: jetstream.Bus, one: revocation.Revoked) -> tuple[str, list[str]]:
@@ -87,7 +89,11 @@ async def _look(bus: jetstream.Bus, one: revocation.Revoked) -> tuple[str, list[
         elif found.value.phase is Phase.CONFLICT:
             done.append(f"nothing to do on {found.value.cluster}: {found.value.message}")
         else:
-            done.append(f"every token of {one.user} in {one.account} is dead on {found.value.cluster}")
+            paused = "; it is paused there, and she gets no other until that ends"
+            done.append(
+                f"every token of {one.user} in {one.account} is dead on {found.value.cluster}"
+                f"{paused if found.value.phase is Phase.PAUSED else ''}"
+            )
     return ", ".join(waiting), done
 
 

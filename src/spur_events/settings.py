@@ -4,6 +4,7 @@ From `SPUR_EVENTS_<GROUP>_<NAME>` in the environment, then from the TOML file th
 (or /etc/spur-events/config.toml), where each group is a table. docs/configuration.md is made from this file.
 """
 
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -29,7 +30,7 @@ class _Group(BaseModel):
 
 
 class Database(_Group):
-    """The accounting database. Only the relay, `db migrate` and `sacctmgr` connect to it."""
+    """The accounting database. Only the relay, `db migrate`, `sacctmgr` and `revoke` connect to it."""
 
     url: SecretStr = Field(
         SecretStr("postgresql://127.0.0.1:5432/spur"),
@@ -236,6 +237,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="SPUR_EVENTS_",
         env_nested_delimiter="_",
+        env_ignore_empty=True,
         env_nested_max_split=1,
         extra="forbid",
         frozen=True,
@@ -275,9 +277,9 @@ def load() -> Settings:
         MisconfiguredError: naming each setting at fault, its value and what it may be.
     """
     named = os.environ.get(CONFIG_VARIABLE)
-    if named and not Path(named).is_file():
-        raise errors.MisconfiguredError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
     try:
+        if named and not Path(named).is_file():
+            raise errors.MisconfiguredError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
         return Settings()
     except ValidationError as error:
         lines = [
@@ -291,4 +293,13 @@ def load() -> Settings:
             f"settings file {named or DEFAULT_CONFIG} cannot be read: {error}; it must be TOML, each group a table"
         ) from error
     except ValueError as error:
+        if isinstance(error.__cause__, json.JSONDecodeError):
+            value = error.__cause__.doc  # not shown: it may hold a password
+            found = [
+                name for name, one in os.environ.items() if name.startswith("SPUR_EVENTS_") and one == value
+            ]
+            raise errors.MisconfiguredError(
+                f'{" or ".join(sorted(found)) or "a setting"} must be JSON, like \'["alice", "bob"]\' where a list is'
+                f" wanted: {error.__cause__.msg}"
+            ) from error
         raise errors.MisconfiguredError(f"settings cannot be read: {error}") from error

@@ -104,6 +104,16 @@ async def test_a_paused_account(site: Site) -> None:
     await site.recheck("lab")
     await site.in_phase("lab", Phase.PAUSED)
     await asking.granted(site, "alice")
+    site.sql("INSERT INTO users (name, account) VALUES ('bob', '$lab')")
+    await pipeline.published(site.config)
+
+    async def told() -> Refusal | None:
+        found = await asking.ask(site.config.nats, site.cluster.name, "bob")
+        return found if isinstance(found, Refusal) and found.code is RefusalCode.SERVICE_ACCOUNT else None
+
+    refusal = await pipeline.eventually(told, "bob is told why he gets none")
+    assert f"{marks.RECONCILE}={marks.PAUSED}" in refusal.message
+    assert not refusal.temporary
 
 
 # Removed, added again

@@ -1,12 +1,14 @@
 """The member guard in a running pipeline: it comes by itself, drift is undone, others' objects are left alone."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from support import pipeline, resyncs, servers, site
 
-from spur_events import postgres
+from spur_events import jetstream, postgres, services
 from spur_events.consumers import guard
 from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
@@ -152,6 +154,36 @@ async def test_a_resync_plans_and_has_it_mended(here: site.Site) -> None:
     assert done.state is RunState.DONE
     assert all(item.carried_out and item.outcome == "in force" for item in about_the_guard(list(done.items)))
     assert await stands(here) == (GuardState.IN_FORCE, "")
+
+
+async def test_apply_may_come_a_little_later_than_the_resync_that_asks_it(
+    database_url: str,
+    nats_server: Nats,
+    control_plane: servers.Cluster,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As at a start of all parts together."""
+    given = site.config(database_url, nats_server, control_plane, unique)
+    await pipeline.may_guard(given)
+    caplog.set_level(logging.DEBUG, logger="spur_events.retrying")
+    async with (
+        pipeline.part(services.relay, given),
+        jetstream.connect(given.nats, "test", "test") as bus,
+        kube.Client(given.kubernetes) as client,
+    ):
+        installation = await bus.check_topology()
+        planned = await guard.items(client, installation)
+        asked = asyncio.create_task(guard.mended(bus, given.kubernetes.cluster, installation, planned))
+
+        async def waiting() -> bool:
+            return any(getattr(one, "policy", "") == "have the member guard mended" for one in caplog.records)
+
+        await pipeline.eventually(waiting, "nobody is there to be asked yet")
+        async with pipeline.part(services.apply, given):
+            done = await asked
+    assert len(done) == 2
+    assert all(item.carried_out for item in done.values())
 
 
 async def test_two_installations_keep_apart(here: site.Site) -> None:

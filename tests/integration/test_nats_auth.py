@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -349,3 +350,17 @@ async def test_keys_that_are_not_there_are_named(nats_server: Nats, munge_server
     for given in ({"keys": None}, {"keys": nats_server.folder}):
         with pytest.raises(errors.MisconfiguredError, match="SPUR_EVENTS_AUTH_KEYS"):
             await services.auth(service_settings(nats_server, munge_server, **given))
+
+
+async def test_what_is_wrong_at_the_start_ends_it(
+    nats_server: Nats, munge_server: Munge, tmp_path: Path
+) -> None:
+    """It would be ready, and let nobody in."""
+    given = service_settings(nats_server, munge_server)
+    nowhere = given.nats.model_copy(update={"munge_socket": tmp_path / "nowhere"})
+    with pytest.raises(errors.SpurEventsError, match="munge"):
+        await asyncio.wait_for(services.auth(given.model_copy(update={"nats": nowhere})), pipeline.PATIENCE_S)
+    assert given.nats.credentials is not None
+    others = given.nats.model_copy(update={"credentials": given.nats.credentials / "relay.creds"})
+    with pytest.raises(errors.MisconfiguredError, match=r"(?i)permissions violation.*CREDENTIALS"):
+        await asyncio.wait_for(services.auth(given.model_copy(update={"nats": others})), pipeline.PATIENCE_S)

@@ -41,9 +41,10 @@ def run(site_folder: Path, port: int) -> Run:
     """Type `spur-events nats ...`; returns exit code, and what was printed."""
 
     def typed(*words: str) -> tuple[int, str]:
+        where = () if "--dir" in words else ("--dir", str(site_folder))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SPUR_EVENTS_")}
         done = subprocess.run(
-            [processes.SCRIPTS / "spur-events", "nats", *words, "--dir", str(site_folder)],
+            [processes.SCRIPTS / "spur-events", "nats", *words, *where],
             env={**kept, "SPUR_EVENTS_NATS_URL": f"nats://127.0.0.1:{port}"},
             capture_output=True,
             text=True,
@@ -245,6 +246,60 @@ async def test_credentials_for_a_second_cluster(run: Run, server: Server, site_f
     async with natsclients.someone(server.url, file) as beta:
         assert await beta.may_publish("$KV.spur-status.beta.bio")
         assert not await beta.may_publish("$KV.spur-status.default.bio")
+
+
+@pytest.mark.usefixtures("server")
+def test_credentials_are_written_over_credentials_and_nothing_else(
+    run: Run, site_folder: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "notes"
+    mine.write_text("mine")
+    key = site_folder / "keys" / "operator.nk"
+    inside = site_folder / "auth" / "alice.creds"
+    nowhere = tmp_path / "no" / "alice.creds"
+    before = key.read_text()
+    for path in (mine, key, inside, nowhere, tmp_path):
+        for words in (("user", "add", "alice"), ("service", "relay")):
+            code, told = run(*words, "-o", str(path))
+            assert (code, str(path) in told, len(told.splitlines())) == (3, True, 1), told
+    assert (mine.read_text(), key.read_text(), inside.exists()) == ("mine", before, False)
+    assert run("user", "revoke", "alice")[0] == 2, "none was made"
+    for _ in range(2):
+        assert run("user", "add", "alice", "-o", str(tmp_path / "alice.creds"))[0] == 0
+
+
+@pytest.mark.usefixtures("server")
+def test_keys_that_cannot_be_read_keep_no_change_from_being_told_later(run: Run, site_folder: Path) -> None:
+    assert run("user", "add", "alice")[0] == 0
+    key = site_folder / "keys" / "operator.nk"
+    kept = key.read_text()
+    key.write_text("nonsense")
+    code, told = run("user", "revoke", "alice")
+    assert (code, "then run 'spur-events nats update'" in told) == (1, True)
+    key.write_text(kept)
+    assert run("update")[0] == 0
+
+
+def test_a_folder_with_any_name(tmp_path: Path, port: int, run: Run) -> None:
+    folder = tmp_path / 'Rechenzentrum "Süd" 中'
+    code, told = run("init", "--listen", f"127.0.0.1:{port}", "--dir", str(folder))
+    assert code == 0, told
+    made = Server(folder / "server" / serverconf.CONFIG, port, tmp_path)
+    made.start()
+    made.kill()
+
+
+async def test_an_address_that_asks_for_tls_gets_none_of_our_words_without(
+    server: Server, site_folder: Path
+) -> None:
+    """With and without a CA: whoever sits between would read the tokens."""
+    given = config(server.url.replace("nats:", "tls:"), site_folder / "creds")
+    with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
+        async with jetstream.connect(given, "test", "relay"):
+            pass
+    with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
+        async with caller.caller(given, "test"):
+            pass
 
 
 async def test_a_second_auth_service_is_known_at_once(run: Run, server: Server, tmp_path: Path) -> None:

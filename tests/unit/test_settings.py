@@ -123,3 +123,16 @@ def test_passwords_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.MisconfiguredError) as caught:
         settings.load()
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_list_that_is_no_json_names_its_variable_and_not_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPUR_EVENTS_AUTH_ADMINS", "s3cret")
+    with pytest.raises(errors.MisconfiguredError, match="SPUR_EVENTS_AUTH_ADMINS must be JSON") as caught:
+        settings.load()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPUR_EVENTS_NATS_CREDENTIALS", "")
+    monkeypatch.setenv("SPUR_EVENTS_NATS_PARTITIONS", "")
+    assert settings.load() == settings.Settings()

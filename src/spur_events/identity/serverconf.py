@@ -19,6 +19,11 @@ _READABLE = 0o644  # nats-server has a user of its own
 _SIGN_IN_S = 1.8
 
 
+def _quoted(text: str) -> str:
+    """Return a string as nats-server reads it: it knows no escapes for other characters than ASCII."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 class Server(BaseModel):
     """What `nats init` asks about the server. Without a `store` its data lies beside the configuration."""
 
@@ -37,16 +42,16 @@ def write(folder: Path, server: Server) -> None:
     store = server.store or folder / "data"
     lines = [
         "# Made by 'spur-events nats init', once: change what you like.",
-        f"listen: {json.dumps(server.listen)}",
-        f"server_name: {json.dumps(server.name)}",
+        f"listen: {_quoted(server.listen)}",
+        f"server_name: {_quoted(server.name)}",
         "",
         "# Streams and buckets.",
-        f"jetstream {{ store_dir: {json.dumps(str(store))} }}",
+        f"jetstream {{ store_dir: {_quoted(str(store))} }}",
         "",
         "# Accounts that were changed while the server ran; on a cluster, each server has them all.",
         "resolver {",
         "  type: full",
-        f"  dir: {json.dumps(str(store / 'accounts'))}",
+        f"  dir: {_quoted(str(store / 'accounts'))}",
         "  allow_delete: false",
         '  interval: "2m"',
         "}",
@@ -56,8 +61,8 @@ def write(folder: Path, server: Server) -> None:
     if server.tls_cert is not None and server.tls_key is not None:
         lines += [
             "tls {",
-            f"  cert_file: {json.dumps(str(server.tls_cert.absolute()))}",
-            f"  key_file: {json.dumps(str(server.tls_key.absolute()))}",
+            f"  cert_file: {_quoted(str(server.tls_cert.absolute()))}",
+            f"  key_file: {_quoted(str(server.tls_key.absolute()))}",
             "  timeout: 5",
             "}",
             "",

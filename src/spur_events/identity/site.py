@@ -28,6 +28,17 @@ _SECONDS_OF_A_DAY = 86400
 _ANSWERS = "answers"
 
 
+#: What a file with credentials begins with (claims.credentials).
+_CREDENTIALS_MARK = b"-BEGIN NATS USER JWT-"
+
+
+def _beginning(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as stream:
+        return stream.read(100)
+
+
 class Site:
     """A site's folder. `create` makes one, `Site(folder)` opens it."""
 
@@ -187,7 +198,15 @@ class Site:
         """Make credentials for a part (of a cluster), and return the file.
 
         Another user of the auth service is one that its account must name: `write_accounts` then.
+
+        Raises:
+            RefusedError: if `output` is something else than credentials.
         """
+        if output is not None:
+            self._check_output(output)
+        return self._service(part, cluster, partitions, output)
+
+    def _service(self, part: str, cluster: str, partitions: int, output: Path | None) -> Path:
         if output is None:
             own = part in roles.OF_A_CLUSTER and cluster != self._record["cluster"]
             output = self.credentials / (cluster if own else ".") / f"{part}.creds"
@@ -207,7 +226,13 @@ class Site:
         return output
 
     def add_user(self, name: str, *, days: int = 0, admin: bool = False, output: Path | None = None) -> Path:
-        """Make credentials for a user, good at once on a running server, and return the file."""
+        """Make credentials for a user, good at once on a running server, and return the file.
+
+        Raises:
+            RefusedError: if `output` is something else than credentials.
+        """
+        if output is not None:
+            self._check_output(output)
         slug = names.slug(name)
         expires = int(time.time()) + days * _SECONDS_OF_A_DAY if days else 0
         role = roles.USER_ADMIN if admin else roles.USER
@@ -259,7 +284,7 @@ class Site:
         self._write_auth()
         files = {one["file"]: one for one in mine}
         return [
-            self.service(role, one.get("cluster", ""), one.get("partitions", 0), self.folder / file)
+            self._service(role, one.get("cluster", ""), one.get("partitions", 0), self.folder / file)
             for file, one in files.items()
         ]
 
@@ -269,6 +294,25 @@ class Site:
         account = self.key(roles.PIPELINE)
         token = claims.user(account, key.public, account=account.public, name=name, permissions={})
         return claims.credentials(token, key)
+
+    def _check_output(self, path: Path) -> None:
+        """Refuse to write over anything but credentials: it may be a key of the site."""
+        whole, site = path.resolve(), self.folder.resolve()
+        own = whole.is_relative_to(site) and whole.parent not in (
+            site / "users",
+            *self._credentials_folders(),
+        )
+        if own or (path.exists() and _CREDENTIALS_MARK not in _beginning(path)):
+            raise errors.RefusedError(
+                f"{path} is not for credentials, and is left as it is: name a file that does not exist, or one with"
+                " NATS credentials"
+            )
+        if not path.parent.is_dir():
+            raise errors.RefusedError(f"{path} cannot be written: there is no folder {path.parent}")
+
+    def _credentials_folders(self) -> list[Path]:
+        folder = self.credentials.resolve()
+        return [folder, *(one for one in folder.iterdir() if one.is_dir())]
 
     def _relative(self, path: Path) -> str:
         """Return a path as seen from the site, where it is in it: a site may be moved."""

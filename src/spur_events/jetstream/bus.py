@@ -478,6 +478,17 @@ class Bus:
                 await subscription.unsubscribe()
             await asyncio.gather(*answering, return_exceptions=True)
 
+    def check_permitted(self) -> None:
+        """Complain if the server refused us a subject, as far as it has answered by now (after a flush).
+
+        Raises:
+            MisconfiguredError: with what it said.
+        """
+        if self._refusal:
+            raise errors.MisconfiguredError(
+                f"NATS at {self._settings.url} said: {self._refusal}; check SPUR_EVENTS_NATS_CREDENTIALS"
+            )
+
     async def told(self, error: Exception) -> None:
         """Hear what the driver reports on the side: every failed request raises at its caller as well.
 

@@ -42,6 +42,7 @@ async def answering(
         async with bus._asking():  # noqa: SLF001
             subscription = await client.subscribe(SUBJECT, queue=_QUEUE, cb=handle)
             await client.flush()
+            bus.check_permitted()
         try:
             yield
         finally:

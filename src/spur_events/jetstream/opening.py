@@ -70,24 +70,30 @@ class Client(aio.Client):
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("nats: the server offers no TLS, and SPUR_EVENTS_NATS_CA asks for it")
+            raise nats.errors.Error("nats: the server offers no TLS, and the settings ask for it")
         return super()._connect_command()
 
 
 def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
-    """Return the driver's option that turns TLS on, where a CA is configured.
+    """Return the driver's option that turns TLS on, where a CA or an address like `tls://host` is configured.
+
+    Without a CA those of the operating system are trusted.
 
     Raises:
         MisconfiguredError: if it cannot be read.
     """
-    if settings.ca is None:
+    if settings.ca is None and not any(_is_tls(url) for url in settings.url.split(",")):
         return {}
     try:
-        return {"tls": ssl.create_default_context(cafile=str(settings.ca))}
+        return {"tls": ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)}
     except (OSError, ssl.SSLError) as error:
         raise errors.MisconfiguredError(
             f"the CA bundle {settings.ca} cannot be used: {error.strerror or error}; check SPUR_EVENTS_NATS_CA"
         ) from error
+
+
+def _is_tls(url: str) -> bool:
+    return url.strip().lower().startswith(("tls:", "wss:"))
 
 
 async def connect(client: Client, **options: Any) -> asyncio.Event:
@@ -110,7 +116,8 @@ async def connect(client: Client, **options: Any) -> asyncio.Event:
 
 def refused(settings: Nats, error: Exception) -> errors.SpurEventsError:
     """Return why a connection could not be opened, as an error of our tree with what to check."""
-    text = str(error) or type(error).__name__
+    timed_out = isinstance(error, TimeoutError | nats.errors.TimeoutError)
+    text = "no answer in time" if timed_out else str(error) or type(error).__name__
     where = f"NATS at {settings.url}"
     if isinstance(error, ssl.SSLError) or "offers no TLS" in text:
         return errors.MisconfiguredError(

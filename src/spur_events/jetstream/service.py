@@ -96,6 +96,7 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
             running = await nats.micro.add_service(_InboxesOnly(client), config)  # type: ignore[arg-type]
             await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
             await client.flush()
+            bus.check_permitted()
         try:
             yield
         finally:

@@ -30,8 +30,14 @@ def credentials(settings: Nats, part: str) -> Path | None:
     given = settings.credentials
     if given is None:
         return None
-    path = given / f"{part}.creds" if given.is_dir() else given
-    if not path.is_file():
+    try:
+        path = given / f"{part}.creds" if given.is_dir() else given
+        found = path.is_file()
+    except OSError as error:  # a folder on the way that is somebody else's
+        raise errors.MisconfiguredError(
+            f"NATS credentials {given} cannot be used: {error.strerror}; check SPUR_EVENTS_NATS_CREDENTIALS"
+        ) from error
+    if not found:
         raise errors.MisconfiguredError(
             f"NATS credentials {path} do not exist; check SPUR_EVENTS_NATS_CREDENTIALS, or make them with"
             " 'spur-events nats'"
@@ -51,7 +57,8 @@ def claims(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     except (OSError, ValueError, StopIteration) as error:
         raise errors.MisconfiguredError(
-            f"NATS credentials {path} cannot be used: {error or 'no JWT'}"
+            f"NATS credentials {path} cannot be used: {str(error) or 'there is no JWT in it'}; check"
+            " SPUR_EVENTS_NATS_CREDENTIALS"
         ) from error
     return found
 
