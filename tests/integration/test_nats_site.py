@@ -289,19 +289,6 @@ def test_a_folder_with_any_name(tmp_path: Path, port: int, run: Run) -> None:
     made.kill()
 
 
-async def test_an_address_that_asks_for_tls_gets_none_of_our_words_without(
-    server: Server, site_folder: Path
-) -> None:
-    """With and without a CA: whoever sits between would read the tokens."""
-    given = config(server.url.replace("nats:", "tls:"), site_folder / "creds")
-    with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
-        async with jetstream.connect(given, "test", "relay"):
-            pass
-    with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
-        async with caller.caller(given, "test"):
-            pass
-
-
 async def test_a_second_auth_service_is_known_at_once(run: Run, server: Server, tmp_path: Path) -> None:
     file = tmp_path / "auth.creds"
     code, told = run("service", "auth", "-o", str(file))
@@ -384,13 +371,15 @@ async def test_tls(run: Run, site_folder: Path, port: int, tmp_path: Path) -> No
         for wrong, told in (
             ({"ca": tmp_path / "stranger.pem"}, "certificate"),
             ({"ca": None}, "certificate"),
+            ({"ca": None, "url": f"tls://127.0.0.1:{port}"}, "certificate"),
             ({"url": f"nats://127.0.0.2:{port}"}, "127.0.0.2"),
             ({"ca": tmp_path / "cert.key"}, "SPUR_EVENTS_NATS_CA"),
         ):
             with pytest.raises(errors.SpurEventsError, match=told):
                 async with jetstream.connect(given.model_copy(update=wrong), "test", "relay"):
                     pass
-        async with jetstream.connect(given, "test", "apply"):
+        by_address = given.model_copy(update={"url": f"tls://127.0.0.1:{port}"})
+        async with jetstream.connect(by_address, "test", "apply"):
             pass
     finally:
         made.kill()
@@ -399,13 +388,15 @@ async def test_tls(run: Run, site_folder: Path, port: int, tmp_path: Path) -> No
 async def test_a_server_that_offers_no_tls_learns_nothing(
     server: Server, site_folder: Path, tmp_path: Path
 ) -> None:
-    """Somebody in the middle could take the server's word for it away."""
+    """Somebody in the middle could take the server's word for it away. A CA asks for TLS, and so does an address."""
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-    given = config(server.url, site_folder / "creds").model_copy(update={"ca": tmp_path / "ca.pem"})
-    for connecting in (jetstream.connect(given, "test", "admin"), caller.caller(given, "test", "admin")):
-        with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
-            async with connecting:
-                pass
+    plain = config(server.url, site_folder / "creds")
+    for update in ({"ca": tmp_path / "ca.pem"}, {"url": server.url.replace("nats:", "tls:")}):
+        given = plain.model_copy(update=update)
+        for connecting in (jetstream.connect(given, "test", "admin"), caller.caller(given, "test", "admin")):
+            with pytest.raises(errors.MisconfiguredError, match="offers no TLS"):
+                async with connecting:
+                    pass
 
 
 def test_without_tls_on_a_network_init_warns(run: Run) -> None:

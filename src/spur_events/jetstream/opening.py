@@ -69,7 +69,12 @@ class Client(aio.Client):
         await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip(chr(39))}"))
 
     def _connect_command(self) -> bytes:
-        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
+        # `wss` is TLS before the server says anything.
+        server = self._current_server
+        over_tls = self._server_info.get("tls_required") or (
+            server is not None and server.uri.scheme == "wss"
+        )
+        if self.options.get("tls") is not None and not over_tls:
             raise nats.errors.Error("nats: the server offers no TLS, and the settings ask for it")
         return super()._connect_command()
 
@@ -82,7 +87,8 @@ def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
     Raises:
         MisconfiguredError: if it cannot be read.
     """
-    if settings.ca is None and not any(_is_tls(url) for url in settings.url.split(",")):
+    asked = any(url.strip().lower().startswith("tls:") for url in settings.url.split(","))
+    if settings.ca is None and not asked:
         return {}
     try:
         return {"tls": ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)}
@@ -90,10 +96,6 @@ def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
         raise errors.MisconfiguredError(
             f"the CA bundle {settings.ca} cannot be used: {error.strerror or error}; check SPUR_EVENTS_NATS_CA"
         ) from error
-
-
-def _is_tls(url: str) -> bool:
-    return url.strip().lower().startswith(("tls:", "wss:"))
 
 
 async def connect(client: Client, **options: Any) -> asyncio.Event:
