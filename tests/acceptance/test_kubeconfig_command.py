@@ -222,6 +222,43 @@ async def test_for_whom(site: Site, alice: Person, nats_server: Nats, tmp_path: 
     assert (code, told.startswith("spur-events: unknown-user: ")) == (3, True)
 
 
+UNCLEAR: list[tuple[tuple[str, ...], int, str]] = [
+    (("-o", "."), 1, "is a folder"),
+    (("-o", ""), 1, "is a folder"),
+    (("-o", "config:other"), 2, "name one of them"),
+    (("--account", ""), 2, "it is empty"),
+    (("--cluster", ""), 2, "it is empty"),
+    (("--user", ""), 2, "--user"),
+    (("--lifetime", "99999999999"), 2, "too long"),
+    (("--lifetime", "1h30m"), 2, "like 90m"),
+]
+
+
+async def test_what_is_meant_must_be_clear(alice: Person) -> None:
+    before = {path.name for path in alice.home.iterdir()}
+    for words, code, said in UNCLEAR:
+        found, out, told = await alice.spur("kubeconfig", *words)
+        assert (found, out) == (code, ""), words
+        assert said in " ".join(told.replace("│", " ").split()), words
+    assert {path.name for path in alice.home.iterdir()} - before <= {".cache"}
+
+
+async def test_a_dash_is_standard_output_and_a_tilde_is_home(alice: Person) -> None:
+    code, out, _ = await alice.spur("kubeconfig", "-o", "-")
+    assert (code, yaml.safe_load(out)["kind"]) == (0, "Config")
+    assert (await alice.spur("kubeconfig", "--output=~/config"))[0] == 0
+    assert alice.file.exists()
+    assert not {"-", "~"} & {path.name for path in alice.home.iterdir()}
+
+
+async def test_nobody_knows_who_asks_without_credentials(alice: Person) -> None:
+    code, _, told = await alice.spur("kubeconfig", SPUR_EVENTS_NATS_CREDENTIALS="")
+    assert (code, "no NATS credentials are configured" in told) == (2, True)
+    (alice.home / "empty.creds").touch()
+    code, _, told = await alice.spur("kubeconfig", SPUR_EVENTS_NATS_CREDENTIALS="empty.creds")
+    assert (code, "there is no JWT in it" in told, len(told.splitlines())) == (1, True, 1)
+
+
 async def test_what_kubectl_asks_for(site: Site, alice: Person) -> None:
     """The protocol of credential plugins: its version, one line of error, and nothing but JSON as the answer."""
     words = ("credential", f"--cluster={site.cluster.name}", f"--account={site.name('lab')}", "--user=alice")
