@@ -120,9 +120,8 @@ class Reporter:
 
     async def _rights(self) -> tuple[tuple[str, ...], str]:
         known = self._report.missing_rights
-        if (
-            not known and time.monotonic() - self._rights_at_s < _LOOK_S / 2
-        ):  # asked about the guard in between
+        # Not at each question about the guard, nor at each look while it is the guard that is wrong.
+        if not known and time.monotonic() - self._rights_at_s < _LOOK_S / 2:
             return known, ""
         try:
             found = await rights.missing(self._client, self._report.part, self._report.installation)

@@ -63,6 +63,11 @@ def _or_empty(path: str, empty: str = "[]") -> str:
     return f"(has({path}) ? {path} : {empty})"
 
 
+def _offending(lists: str, one: str, condition: str) -> str:
+    """Return an expression for those lists that hold something at fault, each with nothing else in it."""
+    return f"{lists}.map(found, found.filter({one}, {condition})).filter(found, found.size() > 0)"
+
+
 def _listed(path: str, only_if: str = "") -> str:
     """Return an expression for a list of what is there, or of nothing."""
     return f"({only_if}has({path}) ? [{path}] : [])"
@@ -118,19 +123,28 @@ _VARIABLES: dict[str, str] = {
     "tolerations": f"{_or_empty('variables.pod.tolerations')}"
     f".filter(t, {_HAS_KEY} ? t.key in [{_quoted(_CONTROL_PLANE)}] : true)"
     f".map(t, {_HAS_KEY} ? string(t.key) : 'any taint')",
-    "devices": f"variables.containers.map(c, has(c.resources) ? {_DEVICES} : [])"
-    f".map(found, found.filter(r, r.startsWith('{_DEVICE_CLASS}'))).filter(found, found.size() > 0)",
+    "devices": _offending(
+        f"variables.containers.map(c, has(c.resources) ? {_DEVICES} : [])",
+        "r",
+        f"r.startsWith('{_DEVICE_CLASS}')",
+    ),
     "graces": f"{_listed('variables.pod.terminationGracePeriodSeconds')}.filter(s, s > {LONGEST_GRACE_S})",
     "handlers": f"variables.containers.map(c, {_HANDLERS})",
-    "probeGraces": "variables.handlers.map(found, found.filter(h, has(h.terminationGracePeriodSeconds)"
-    f" && h.terminationGracePeriodSeconds > {LONGEST_GRACE_S})).filter(found, found.size() > 0)",
-    "hosts": f"variables.handlers.map(found, found.filter(h, {_host('h')} != '')).filter(found, found.size() > 0)",
+    "probeGraces": _offending(
+        "variables.handlers",
+        "h",
+        f"has(h.terminationGracePeriodSeconds) && h.terminationGracePeriodSeconds > {LONGEST_GRACE_S}",
+    ),
+    "hosts": _offending("variables.handlers", "h", f"{_host('h')} != ''"),
     "affinities": "has(variables.pod.affinity) ? "
     + " + ".join(_listed(f"variables.pod.affinity.{kind}") for kind in ("podAffinity", "podAntiAffinity"))
     + " : []",
     # Terms that are required, and such that are preferred.
-    "foreign": f"variables.affinities.map(a, ({_TERMS}).filter(t, has(t.namespaceSelector) || (has(t.namespaces)"
-    " && t.namespaces.exists(n, n != request.namespace)))).filter(found, found.size() > 0)",
+    "foreign": _offending(
+        f"variables.affinities.map(a, {_TERMS})",
+        "t",
+        "has(t.namespaceSelector) || (has(t.namespaces) && t.namespaces.exists(n, n != request.namespace))",
+    ),
     "addresses": f"{_EXTERNAL_IPS}.filter(ip, request.operation == 'CREATE' || !(ip in {_OLD_EXTERNAL_IPS}))",
 }
 

@@ -203,7 +203,10 @@ def revoke(
 def make_kubeconfig(
     user: Annotated[
         str | None,
-        typer.Option(help="Whose, by the name in the database; default: whom the credentials name."),
+        typer.Option(
+            help="Whose, by the name in the database; default: whom the credentials name.",
+            callback=_not_empty,
+        ),
     ] = None,
     account: Annotated[
         str | None,

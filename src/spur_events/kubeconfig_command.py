@@ -220,8 +220,6 @@ async def _ask(
 def _slug(config: settings.Settings, user: str | None) -> str:
     """Return whose kubeconfig is wanted: the named user's, or that of whoever our credentials name."""
     if user is not None:
-        if not user:
-            raise errors.UsageError("--user is empty: name a user, or leave it out for yourself")
         return names.slug(user)
     slug = signin.identity(config.nats, signin.ADMIN)
     if slug is None and config.nats.credentials is None:

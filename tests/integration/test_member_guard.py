@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import pipeline, resyncs, servers, site
 
-from spur_events import jetstream, postgres, services
+from spur_events import jetstream, services
 from spur_events.consumers import guard
 from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
@@ -111,10 +111,7 @@ async def test_what_was_in_the_way_at_the_start_is_looked_at_again_soon(
 ) -> None:
     """Until then no kubeconfig is given: nobody should wait for the look of the next minute, or have to ask."""
     given = site.config(database_url, nats_server, control_plane, unique)
-    with postgres.connect(given.database) as connection:
-        row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
-    assert row is not None
-    foreign = plan.manifests(row["id"])[0]
+    foreign = plan.manifests(pipeline.installation(given))[0]
     del foreign["metadata"]["labels"]
     async with kube.Client(given.kubernetes) as client:
         await apply.apply(client, foreign)

@@ -138,13 +138,18 @@ async def part(
         yield
 
 
-async def may_guard(given: settings.Settings) -> None:
-    """Let apply write the member guard of this database's installation, as an administrator does by hand."""
+def installation(given: settings.Settings) -> str:
+    """Return the id of this database's installation."""
     with postgres.connect(given.database) as connection:
         row = connection.execute("SELECT id FROM spur_events.installation").fetchone()
     assert row is not None
+    return str(row["id"])
+
+
+async def may_guard(given: settings.Settings) -> None:
+    """Let apply write the member guard of this database's installation, as an administrator does by hand."""
     async with kube.Client(given.kubernetes) as client:
-        await kubeconfigs.write(client, kubeconfigs.guard_manifests(row["id"]))
+        await kubeconfigs.write(client, kubeconfigs.guard_manifests(installation(given)))
 
 
 class Cluster:

@@ -1,7 +1,7 @@
 """nats-server's configuration for a site, in two files: one of settings, one of accounts.
 
 `site` calls it. Administrators may edit the first (a cluster block, limits); the second is written again whenever
-an account changes. Neither has a secret in it. Strings are written as JSON: NATS reads its escapes.
+an account changes. Neither has a secret in it. Strings are written as JSON (`_quoted`).
 """
 
 import json
@@ -20,7 +20,7 @@ _SIGN_IN_S = 1.8
 
 
 def _quoted(text: str) -> str:
-    """Return a string as nats-server reads it: it knows no escapes for other characters than ASCII."""
+    """Return a string as nats-server reads it: JSON's escapes, but none for other characters than ASCII."""
     return json.dumps(text, ensure_ascii=False)
 
 

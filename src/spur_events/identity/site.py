@@ -26,8 +26,6 @@ _OPERATOR = "operator"
 _SECONDS_OF_A_DAY = 86400
 #: The auth service's signing key of its own account, unscoped: it signs answers with it.
 _ANSWERS = "answers"
-
-
 #: What a file with credentials begins with (claims.credentials).
 _CREDENTIALS_MARK = b"-BEGIN NATS USER JWT-"
 
