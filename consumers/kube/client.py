@@ -62,7 +62,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._api.close()
+        await connection.close(self._api)
 
     @property
     def address(self) -> str:

@@ -4,18 +4,22 @@
 context; requests are left to `client`. `published` asks for what the file says about the server.
 """
 
+import asyncio
+import atexit
 import base64
 import contextlib
 import ipaddress
 import os
 import ssl
+import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from aiohttp import connector
+from aiohttp import client_proto
 from kubernetes_asyncio import client as k8s
 from kubernetes_asyncio.config import config_exception, incluster_config, kube_config
 
@@ -27,6 +31,22 @@ _UNUSABLE = (
     *(AttributeError, KeyError, TypeError, ValueError, AssertionError),
 )
 _WHERE = "set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG to a kubeconfig file"
+
+
+def _temporary_file(self: Any, content: bytes | str) -> str:
+    """Give a certificate or key to OpenSSL, which reads files only.
+
+    Instead of the library's method, which leaves each file open for ever: every 401 would cost file descriptors.
+    """
+    number, name = tempfile.mkstemp(dir=str(self._temp_file_path or tempfile.gettempdir()))
+    kube_config._temp_files[name] = name  # noqa: SLF001
+    os.close(number)
+    Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return name
+
+
+kube_config.FileOrData._create_temp_file_with_content = _temporary_file  # type: ignore[method-assign]  # noqa: SLF001
+atexit.register(kube_config._cleanup_temp_files)  # noqa: SLF001
 
 
 def of_part(config: settings.Kubernetes, part: str) -> settings.Kubernetes:
@@ -121,7 +141,8 @@ async def load(config: settings.Kubernetes) -> k8s.ApiClient:
             # As kubectl does it: a site's HTTPS_PROXY is not meant for this machine. The library always
             # lets the session read the environment, and aiohttp makes no exception of its own.
             api.rest_client.pool_manager._trust_env = False  # noqa: SLF001
-        _end_closed_connections(api.rest_client.pool_manager.connector)
+        pool: Any = api.rest_client.pool_manager.connector
+        pool._factory = _Remembering()  # noqa: SLF001
         return api
     finally:
         # Certificates and the private key were written to temporary files for OpenSSL, which has read
@@ -129,14 +150,36 @@ async def load(config: settings.Kubernetes) -> k8s.ApiClient:
         kube_config._cleanup_temp_files()  # noqa: SLF001
 
 
-def _end_closed_connections(pool: Any) -> None:
-    """Have a connection ended, after 2 s or with the pool, that is closed and waits for the server's farewell.
+async def close(api: k8s.ApiClient) -> None:
+    """End a client's connections at once, also those that aiohttp has given up.
 
-    What aiohttp's option `enable_cleanup_closed` does where Python needs it; the library has no way to set it.
+    One whose request was cancelled, or that got ready while it was, waits up to 30 s for the server's farewell.
     """
-    if connector.NEEDS_CLEANUP_CLOSED:
-        pool._cleanup_closed_disabled = False  # noqa: SLF001
-        pool._cleanup_closed()  # noqa: SLF001 - begins to look every 2 s
+    pool: Any = api.rest_client.pool_manager.connector
+    for transport in list(pool._factory.transports):  # noqa: SLF001
+        transport.abort()
+    await api.close()
+    await asyncio.sleep(0)  # asyncio closes them in its next round
+
+
+class _Remembering:
+    """Makes aiohttp's handlers of connections, and remembers the connections."""
+
+    def __init__(self) -> None:
+        self.transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+
+    def __call__(self) -> client_proto.ResponseHandler:
+        return _Handler(self.transports)
+
+
+class _Handler(client_proto.ResponseHandler):
+    def __init__(self, transports: weakref.WeakSet[asyncio.BaseTransport]) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self._transports = transports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transports.add(transport)
+        super().connection_made(transport)
 
 
 async def refresh(config: settings.Kubernetes, configuration: k8s.Configuration) -> bool:

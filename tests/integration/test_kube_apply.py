@@ -11,7 +11,7 @@ import pytest
 from support import pipeline, tcp
 
 from spur_events import settings
-from spur_events.consumers.kube import apply, errors, kinds, observe
+from spur_events.consumers.kube import apply, connection, errors, kinds, observe
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import desired, diff, marks, observed
 from spur_events.schemas import accounts, names, tres
@@ -361,8 +361,9 @@ async def test_any_name_becomes_objects_that_stay_as_planned(
         assert diff.differs(manifest, live) == []
 
 
+@pytest.mark.parametrize("moment", ["while the answer is awaited", "when the connection is just there"])
 async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
-    control_plane: Any, tmp_path: Path
+    control_plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """A connection whose request was cancelled waits for the server's farewell, if nobody ends it."""
     frozen = False
@@ -370,6 +371,19 @@ async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
     def pass_on(data: bytes) -> bytes:
         return b"" if frozen else data
 
+    made = connection._Handler.connection_made
+
+    def just_there(handler: connection._Handler, transport: asyncio.BaseTransport) -> None:
+        made(handler, transport)
+        if moment == "when the connection is just there":
+            stop()
+
+    def stop() -> None:
+        nonlocal frozen
+        frozen = True
+        watching.cancel()
+
+    monkeypatch.setattr(connection._Handler, "connection_made", just_there)
     admin = control_plane.kubeconfig.read_text()
     async with kube.Client(settings.Kubernetes(kubeconfig=control_plane.kubeconfig)) as direct:
         address = direct.address
@@ -385,19 +399,17 @@ async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
         path = tmp_path / "kubeconfig"
         path.write_text(admin.replace(address, f"https://{at.hostname}:{port}"))
         async with kube.Client(settings.Kubernetes(kubeconfig=path)) as client:
-            await client.request("GET", "/version")
             watching = asyncio.create_task(
                 client.request("GET", kinds.collection("Namespace"), query={"watch": "true"})
             )
             pool = client._api.rest_client.pool_manager.connector
 
             async def begun() -> bool:
-                return bool(pool._acquired)
+                return any(isinstance(one, connection._Handler) for one in pool._acquired)
 
-            await pipeline.eventually(begun, "the request is under way")
-            frozen = True
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            if moment == "while the answer is awaited":
+                await pipeline.eventually(begun, "the request is under way")
+                stop()
+            await asyncio.wait({watching})
             assert connections()
-        await asyncio.sleep(0)
         assert not connections()

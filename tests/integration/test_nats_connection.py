@@ -125,3 +125,39 @@ async def test_an_event_stream_that_is_there_means_that_the_buckets_are(nats_ser
         assert await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}") == 0
         assert await bus.last_sequence(f"KV_{subjects.ACCOUNTS_BUCKET}") == 0
         await making
+
+
+async def test_a_flush_that_was_given_up_takes_no_answer_from_others(nats_server: Nats) -> None:
+    given = pipeline.config("", nats_server).nats
+    async with jetstream.connect(given, "test", "test") as bus:
+        for rounds in range(1, 6):
+            given_up = asyncio.create_task(bus._client.flush())
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+            await bus._client.flush(5)
+        assert bus._client.stats["reconnects"] == 0
+
+
+async def test_a_part_that_is_stopped_while_it_connects_stops(nats_server: Nats) -> None:
+    """Whatever it waits for at that moment, also where the answer and the end come together."""
+    given = pipeline.config("", nats_server).nats
+    connected = asyncio.Event()
+
+    async def part() -> None:
+        async with jetstream.connect(given, "test", "test"):
+            connected.set()
+            await asyncio.Event().wait()
+
+    for rounds in range(400):
+        task = asyncio.create_task(part())
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(pipeline.PATIENCE_S):
+            await asyncio.wait({task})
+        assert task.cancelled()
+        if connected.is_set():
+            break
+    assert connected.is_set(), "every moment of connecting was tried"

@@ -82,7 +82,7 @@ async def before(upstream: Path, folder: Path) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         await runner.cleanup()
-        await api.close()
+        await connection.close(api)
 
 
 def refusal(code: int, reason: str, message: str, **headers: str) -> web.Response:

@@ -12,6 +12,7 @@ Filter = Callable[[bytes], bytes]
 async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]:
     """Listen on a free port and pass everything on; yields the port."""
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter) -> None:
         try:
@@ -23,12 +24,15 @@ async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]
             writer.transport.abort()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
         up_reader, up_writer = await asyncio.open_connection(host, port)
-        for task in (
-            asyncio.create_task(pump(reader, up_writer, lambda data: data)),
-            asyncio.create_task(pump(up_reader, writer, to_client)),
-        ):
-            tasks.add(task)
+        writers.append(up_writer)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, up_writer, lambda data: data))
+            group.create_task(pump(up_reader, writer, to_client))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
@@ -38,3 +42,5 @@ async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +12,12 @@ import yaml
 from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kubernetes_asyncio import client as k8s
 
 from spur_events import errors as base
 from spur_events import settings
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.kube import errors, observe
+from spur_events.consumers.kube import connection, errors, observe
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -246,6 +248,24 @@ async def test_a_rotated_token_is_read_again(fake: Fake, client: kube.Client) ->
         await client.request("GET", "/x")
     fake.write(fake.port, "second")
     assert await client.request("GET", "/x") == {}
+
+
+async def test_credentials_that_are_read_again_leave_no_file_open(fake: Fake) -> None:
+    """They are read at each 401, and the library gives the certificates in them to OpenSSL as files."""
+    given = yaml.safe_load(fake.kubeconfig.read_text())
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": "eA=="}
+    given["clusters"][0]["cluster"] = cluster
+    fake.kubeconfig.write_text(yaml.safe_dump(given))
+
+    def files() -> list[str]:
+        found = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return [one for one in found if one.startswith(tempfile.gettempdir())]
+
+    before = files()
+    configuration = k8s.Configuration()
+    assert await connection.refresh(settings.Kubernetes(kubeconfig=fake.kubeconfig), configuration)
+    assert configuration.api_key
+    assert files() == before
 
 
 async def test_a_list_that_expires_starts_again(fake: Fake, client: kube.Client) -> None:

@@ -10,6 +10,8 @@
   told to for ever, and whoever waits for an answer waits for nothing. That is right for credentials that were revoked
   or expired. But nats-server 2.15 also says "maximum subscriptions exceeded" to a connection whose signing key is just
   being rotated, and a limit of the server may be lifted: after any other error the connection is made again.
+- The answer to a flush that was given up (cancelled, or timed out) ends the reading of all that comes behind it.
+- Where a cancellation comes together with what was waited for, it is lost: the task would go on for ever.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ from typing import Any
 import nats.errors
 from nats.aio import client as aio
 
-from spur_events import errors
+from spur_events import errors, process
 from spur_events.jetstream import signin
 from spur_events.settings import Nats
 
@@ -68,6 +70,11 @@ class Client(aio.Client):
             self._current_server.last_attempt = time.monotonic()  # so that it waits before it connects
         await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip(chr(39))}"))
 
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     def _connect_command(self) -> bytes:
         # `wss` is TLS before the server says anything.
         server = self._current_server
@@ -106,7 +113,8 @@ async def connect(client: Client, **options: Any) -> asyncio.Event:
         ended.set()
 
     try:
-        await client.connect(**{**options, "closed_cb": end})
+        with process.cancellable():
+            await client.connect(**{**options, "closed_cb": end})
     except BaseException:
         await discard(client)
         raise
@@ -138,12 +146,13 @@ def refused(settings: Nats, error: Exception) -> errors.SpurEventsError:
 async def discard(client: Client) -> None:
     """Close a connection, whatever state it is in."""
     try:
-        await _stop_reconnecting(client)
-        if not client.is_connected:
-            _abort(client._transport)  # noqa: SLF001
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_CLOSE_S):
-                await client.close()
+        with process.cancellable():
+            await _stop_reconnecting(client)
+            if not client.is_connected:
+                _abort(client._transport)  # noqa: SLF001
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_CLOSE_S):
+                    await client.close()
     finally:
         _abort(client._transport)  # noqa: SLF001
     await asyncio.sleep(0)  # asyncio closes it in its next round
