@@ -321,24 +321,26 @@ async def test_marks_taken_off_a_deleted_accounts_namespace(here: site.Site) -> 
     await compare.whole(here.bus, here.config, here.cluster)
 
 
-async def test_a_missing_checkpoint(here: site.Site) -> None:
-    await one_to_prune(here)
-    key = subjects.CHECKPOINT_KEY
-    entry = await here.bus.get(subjects.STATUS_BUCKET, key, Checkpoint, newest=True)
-    assert entry is not None
-    await here.bus.delete(subjects.STATUS_BUCKET, key, last=entry.sequence)
-    await here.edit("ResourceQuota", "bio", marks.QUOTA_NAME, {"spec": {"hard": {"pods": "5"}}})
-    asked = await resyncs.ask(here.bus, here.cluster.name)
-    found = await resyncs.ended(here.bus, here.cluster.name, asked)
-    assert found.state is RunState.REFUSED
-    assert "no checkpoint" in found.message
-    items = resyncs.items(found, here)
-    assert items["bio"].carried_out  # what is there is still followed
-    assert not items["old"].carried_out
-    assert "deletionTimestamp" not in (await here.live("Namespace", "old"))["metadata"]
-    # The command has the relay audit first.
-    assert await command(here.config) == 0
-    await here.gone("old")
+async def test_a_missing_checkpoint(given: settings.Settings, unique: str) -> None:
+    """A relay that runs writes it again within a heartbeat."""
+    async with resyncs.running(given, unique) as here:
+        await one_to_prune(here)
+    async with jetstream.connect(given.nats, "test", "test") as bus:
+        entry = await bus.get(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, Checkpoint, newest=True)
+        assert entry is not None
+        await bus.delete(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, last=entry.sequence)
+    async with without_relay(given, unique) as here:
+        assert "no checkpoint" in (await refused(here)).message
+        await here.edit("ResourceQuota", "bio", marks.QUOTA_NAME, {"spec": {"hard": {"pods": "5"}}})
+        found = await resyncs.run(here)
+        assert found.state is RunState.REFUSED
+        items = resyncs.items(found, here)
+        assert items["bio"].carried_out  # what is there is still followed
+        assert not items["old"].carried_out
+        assert "deletionTimestamp" not in (await here.live("Namespace", "old"))["metadata"]
+    async with site.running(given, unique) as here:
+        assert await command(here.config) == 0
+        await here.gone("old")
 
 
 async def test_a_torn_bucket(given: settings.Settings, unique: str) -> None:
