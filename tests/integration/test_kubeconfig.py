@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -319,14 +320,14 @@ async def test_a_relay_that_is_silent(
     ):
         entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
         assert entry is not None
-        for seconds, words in ((61, "61 s ago"), (-120, "clock")):
+        for seconds, words in ((61, r"\b6\d s ago"), (-120, "clock")):
             at = datetime.now(UTC) - timedelta(seconds=seconds)
             beat = entry.value.model_copy(update={"at": at})
             await bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, beat)
             refusal = await asking.ask(given.nats, unique, "alice")
             assert isinstance(refusal, Refusal)
             assert refusal.code is RefusalCode.RELAY_SILENT
-            assert words in refusal.message or "62 s ago" in refusal.message
+            assert re.search(words, refusal.message)
         # She is not a member any more, which nobody could say now: the same.
         assert isinstance(await asking.ask(given.nats, unique, "nobody"), Refusal)
 
