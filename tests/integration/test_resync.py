@@ -20,7 +20,6 @@ from spur_events.schemas.status import Phase
 
 Start = Callable[..., AbstractAsyncContextManager[site.Site]]
 #: Only the resyncs that a test asks for.
-_NEVER_S = 86400
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def start(database_url: str, nats_server: Nats, control_plane: servers.Cluster, 
             control_plane,
             unique,
             kubernetes=place,
-            resync={"interval_s": _NEVER_S, **resync},
+            resync={"interval_s": pipeline.NEVER_S, **resync},
         )
         return resyncs.running(given, unique)
 
@@ -432,7 +431,11 @@ async def test_a_request_outlives_the_process_that_should_have_taken_it(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> None:
     given = site.config(
-        database_url, nats_server, control_plane, unique, resync={"interval_s": _NEVER_S, "prune_grace_s": 0}
+        database_url,
+        nats_server,
+        control_plane,
+        unique,
+        resync={"interval_s": pipeline.NEVER_S, "prune_grace_s": 0},
     )
     async with resyncs.running(given, unique) as here:
         await here.add("bio", "alice")
