@@ -33,12 +33,12 @@ _UNUSABLE = (
 _WHERE = "set SPUR_EVENTS_KUBERNETES_KUBECONFIG or KUBECONFIG to a kubeconfig file"
 
 
-def _temporary_file(self: Any, content: bytes | str) -> str:
+def _temporary_file(self: Any, content: bytes | str) -> str:  # noqa: ARG001 - it becomes a method
     """Give a certificate or key to OpenSSL, which reads files only.
 
     Instead of the library's method, which leaves each file open for ever: every 401 would cost file descriptors.
     """
-    number, name = tempfile.mkstemp(dir=str(self._temp_file_path or tempfile.gettempdir()))
+    number, name = tempfile.mkstemp()
     kube_config._temp_files[name] = name  # noqa: SLF001
     os.close(number)
     Path(name).write_bytes(content.encode() if isinstance(content, str) else content)

@@ -23,7 +23,7 @@ from spur_events.schemas.status import Phase
 def given(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> settings.Settings:
-    resync = {"interval_s": pipeline.NEVER_S, "prune_grace_s": 0}
+    resync = {"prune_grace_s": 0}
     return site.config(database_url, nats_server, control_plane, unique, resync=resync)
 
 

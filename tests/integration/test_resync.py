@@ -19,7 +19,6 @@ from spur_events.schemas.resync import Action, ResyncReport, RunState
 from spur_events.schemas.status import Phase
 
 Start = Callable[..., AbstractAsyncContextManager[site.Site]]
-#: Only the resyncs that a test asks for.
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def start(database_url: str, nats_server: Nats, control_plane: servers.Cluster, 
             control_plane,
             unique,
             kubernetes=place,
-            resync={"interval_s": pipeline.NEVER_S, **resync},
+            resync=resync,
         )
         return resyncs.running(given, unique)
 
@@ -430,13 +429,7 @@ async def test_a_request_is_carried_out_once_however_many_listen(here: site.Site
 async def test_a_request_outlives_the_process_that_should_have_taken_it(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> None:
-    given = site.config(
-        database_url,
-        nats_server,
-        control_plane,
-        unique,
-        resync={"interval_s": pipeline.NEVER_S, "prune_grace_s": 0},
-    )
+    given = site.config(database_url, nats_server, control_plane, unique, resync={"prune_grace_s": 0})
     async with resyncs.running(given, unique) as here:
         await here.add("bio", "alice")
         await resyncs.run(here)

@@ -109,7 +109,7 @@ def given(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> settings.Settings:
     """No grace, and no resync that comes by itself."""
-    groups = {"interval_s": pipeline.NEVER_S, "prune_grace_s": 0}
+    groups = {"prune_grace_s": 0}
     return site.config(database_url, nats_server, control_plane, unique, resync=groups)
 
 

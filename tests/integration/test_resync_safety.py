@@ -21,7 +21,7 @@ from spur_events.schemas.resync import Action, Checkpoint, ResyncReport, RunStat
 from spur_events.schemas.status import Phase, RelayStatus
 
 Running = Callable[..., AbstractAsyncContextManager[site.Site]]
-_RESYNC = {"interval_s": pipeline.NEVER_S, "prune_grace_s": 0}
+_RESYNC = {"prune_grace_s": 0}
 _WITHOUT_TRIGGERS = (
     "BEGIN; ALTER TABLE users DISABLE TRIGGER ALL; ALTER TABLE accounts DISABLE TRIGGER ALL;"
     " DELETE FROM users WHERE {0}; DELETE FROM accounts WHERE {1}; COMMIT"

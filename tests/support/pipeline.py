@@ -21,9 +21,9 @@ from spur_events.schemas.status import AccountStatus, Phase
 
 T = TypeVar("T")
 
-#: Generous: these machines are shared, and a test that waits for a condition loses nothing by it.
 #: An interval that does not end while the suite runs: a resync comes at its multiples, a day's at midnight.
-NEVER_S = max((86400.0, 61000.0), key=lambda every_s: every_s - time.time() % every_s)
+_NEVER_S = max((86400.0, 61000.0), key=lambda every_s: every_s - time.time() % every_s)
+#: Generous: these machines are shared, and a test that waits for a condition loses nothing by it.
 PATIENCE_S = 60.0
 
 
@@ -35,7 +35,7 @@ def config(database_url: str, nats_server: Nats, **groups: dict[str, Any]) -> se
         # So that a broken notification path is seen: nothing may depend on a short poll.
         "relay": {"poll_interval_s": 1.0, "heartbeat_s": 1.0},
         # A resync that comes by itself would carry out what a test only wants to see planned.
-        "resync": {"interval_s": NEVER_S},
+        "resync": {"interval_s": _NEVER_S},
     }
     for group, values in groups.items():
         given[group] = {**given.get(group, {}), **values}
