@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import pipeline, servers
+from support import pipeline, servers, tcp
 
 from spur_events import jetstream
 from spur_events.jetstream import opening
@@ -125,6 +126,24 @@ async def test_an_event_stream_that_is_there_means_that_the_buckets_are(nats_ser
         assert await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}") == 0
         assert await bus.last_sequence(f"KV_{subjects.ACCOUNTS_BUCKET}") == 0
         await making
+
+
+async def test_a_flush_is_answered_behind_all_that_was_sent_before_it(nats_server: Nats) -> None:
+    """A part that was refused its subject would be ready, and hear nothing."""
+    given = pipeline.config("", nats_server).nats
+    sent: list[bytes] = []
+
+    def note(data: bytes) -> bytes:
+        sent.append(data)
+        return data
+
+    async with tcp.between("127.0.0.1", nats_server.port, to_server=note) as port:
+        there = given.model_copy(update={"url": f"nats://127.0.0.1:{port}"})
+        async with jetstream.connect(there, "test", "test") as bus:
+            sent.clear()
+            await bus._client.subscribe("_INBOX_test.here")
+            await bus._client.flush()
+    assert re.findall(rb"^(SUB|PING)", b"".join(sent), re.MULTILINE)[:2] == [b"SUB", b"PING"]
 
 
 async def test_a_flush_that_was_given_up_takes_no_answer_from_others(nats_server: Nats) -> None:

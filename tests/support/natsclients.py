@@ -41,10 +41,8 @@ class Someone:
     async def _lets(self, what: str, work: Any) -> bool:
         before = len(self._said)
         await work
-        # The server answers in order: what it says of this, it has said by then. Twice, since nats-py sends the first
-        # ping before what waits to be sent.
-        for _ in range(2):
-            await self.client.flush()
+        # The server answers in order: what it says of this, it has said by then.
+        await self.client.flush()
         return not any(what in one for one in self._said[before:])
 
 

@@ -4,12 +4,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-#: Gets what a server sends, a chunk at a time, and returns what the client is to see of it.
+#: Gets what one side sends, a chunk at a time, and returns what the other is to see of it.
 Filter = Callable[[bytes], bytes]
 
 
+def _all(data: bytes) -> bytes:
+    return data
+
+
 @contextlib.asynccontextmanager
-async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]:
+async def between(
+    host: str, port: int, to_client: Filter = _all, *, to_server: Filter = _all
+) -> AsyncIterator[int]:
     """Listen on a free port and pass everything on; yields the port."""
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
@@ -31,7 +37,7 @@ async def between(host: str, port: int, to_client: Filter) -> AsyncIterator[int]
         up_reader, up_writer = await asyncio.open_connection(host, port)
         writers.append(up_writer)
         async with asyncio.TaskGroup() as group:
-            group.create_task(pump(reader, up_writer, lambda data: data))
+            group.create_task(pump(reader, up_writer, to_server))
             group.create_task(pump(up_reader, writer, to_client))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

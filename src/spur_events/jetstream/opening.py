@@ -10,6 +10,7 @@
   told to for ever, and whoever waits for an answer waits for nothing. That is right for credentials that were revoked
   or expired. But nats-server 2.15 also says "maximum subscriptions exceeded" to a connection whose signing key is just
   being rotated, and a limit of the server may be lifted: after any other error the connection is made again.
+- A flush writes its ping at once, before what waits to be written: its answer says nothing of what was sent before it.
 - The answer to a flush that was given up (cancelled, or timed out) ends the reading of all that comes behind it.
 - Where a cancellation comes together with what was waited for, it is lost: the task would go on for ever.
 """
@@ -69,6 +70,12 @@ class Client(aio.Client):
         if self._current_server is not None:
             self._current_server.last_attempt = time.monotonic()  # so that it waits before it connects
         await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip(chr(39))}"))
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        if self.is_connected and self._transport is not None and self._pending:
+            self._transport.writelines(self._pending)
+            self._pending, self._pending_data_size = [], 0
+        await super()._send_ping(future)
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
