@@ -42,7 +42,10 @@ async def carry_out(
         return replace(findings, **_facts(live), not_enforced=plan.not_enforced)
     if todo.write_namespace:
         try:
-            live = await apply.apply(client, plan.namespace, uid=todo.uid, resource_version=todo.version)
+            if todo.uid is None:
+                live = await apply.create(client, plan.namespace)
+            else:
+                live = await apply.apply(client, plan.namespace, uid=todo.uid, resource_version=todo.version)
         except (*_FATAL, kube_errors.ConflictError, kube_errors.NotFoundError):
             raise
         except errors.SpurEventsError as error:

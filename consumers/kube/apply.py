@@ -16,6 +16,8 @@ from spur_events.consumers.kube import errors, kinds
 from spur_events.consumers.plan import diff, marks
 
 _ATTEMPTS = 5
+#: A version that no object has: etcd counts its own first revision as 1, an object's is a later one.
+_NEVER = "1"
 _PAUSE_S = 0.2
 
 
@@ -62,6 +64,18 @@ async def apply(
         # Nobody would tell us when it goes: it must not count as applied.
         raise errors.ConflictError(f"{kinds.of(live)} on {client.address} is being deleted; {_holds(live)}")
     return await _remove_extras(client, manifest, live)
+
+
+async def create(client: kube.Client, manifest: marks.Manifest) -> marks.Manifest:
+    """Create an object that was seen to be absent, and return it; what came there meanwhile is left as it is.
+
+    It is an apply, and not a POST, so that the fields are owned as later applies own them.
+
+    Raises:
+        ConflictError: if it is there by now.
+    """
+    # An apply's version says nothing about an absent object (tests/integration/test_kube_apply.py).
+    return await _server_side(client, manifest, resource_version=_NEVER)
 
 
 async def ensure_service_account(

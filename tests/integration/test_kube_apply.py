@@ -11,10 +11,12 @@ import pytest
 from support import pipeline, tcp
 
 from spur_events import settings
+from spur_events.consumers import passes
 from spur_events.consumers.kube import apply, connection, errors, kinds, observe
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import desired, diff, marks, observed
+from spur_events.consumers.plan import desired, diff, marks, observed, steps
 from spur_events.schemas import accounts, names, tres
+from spur_events.schemas.status import Phase
 
 OTHER_UID = "11111111-1111-1111-1111-111111111111"
 
@@ -28,7 +30,13 @@ async def client(control_plane: Any) -> AsyncIterator[kube.Client]:
 def plan_of(
     name: str, grptres: str = "cpu=4,mem=1000,gres/gpu=8", members: dict[str, str] | None = None
 ) -> desired.Plan:
-    state = accounts.AccountState(
+    return desired.objects(state_of(name, grptres, members), settings.Quota())
+
+
+def state_of(
+    name: str, grptres: str = "cpu=4,mem=1000,gres/gpu=8", members: dict[str, str] | None = None
+) -> accounts.AccountState:
+    return accounts.AccountState(
         installation=name,
         revision=accounts.Revision(1, 1),
         name=name,
@@ -36,7 +44,6 @@ def plan_of(
         allocation=accounts.Allocation(limits=tres.parse(grptres)),
         members=tuple(accounts.Member(name=user, generation=g) for user, g in (members or {}).items()),
     )
-    return desired.objects(state, settings.Quota())
 
 
 def objects(plan: desired.Plan) -> list[marks.Manifest]:
@@ -243,6 +250,29 @@ async def test_preconditions(client: kube.Client, unique: str) -> None:
         await apply.delete(client, {**live, "metadata": {**live["metadata"], "uid": OTHER_UID}})
     with pytest.raises(ValueError, match="needs uid"):
         await apply.apply(client, plan.namespace, resource_version=newer)
+
+
+async def test_a_namespace_that_came_since_it_was_seen_absent_is_left_as_it_is(
+    client: kube.Client, unique: str
+) -> None:
+    """A worker that froze between its look and its write brings nothing back, and takes nobody's namespace (C36)."""
+    plan = plan_of(unique)
+    todo = steps.Steps(changed=tuple(steps.members_of(plan)))
+    state = state_of(unique)
+    assert (await passes.carry_out(client, plan, state, todo)).phase in (None, Phase.PENDING)
+    newer = desired.objects(state.model_copy(update={"revision": accounts.Revision(1, 2)}), settings.Quota())
+    before = await apply.apply(client, newer.namespace)
+    with pytest.raises(errors.ConflictError):
+        await passes.carry_out(client, plan, state, todo)
+    assert await apply.get(client, "Namespace", *_place(plan.namespace)) == before
+
+
+async def test_what_was_created_by_apply_is_owned_as_later_applies_own_it(
+    client: kube.Client, unique: str
+) -> None:
+    live = await apply.create(client, plan_of(unique).namespace)
+    managers = [(one["manager"], one["operation"]) for one in live["metadata"]["managedFields"]]
+    assert managers == [(marks.FIELD_MANAGER, "Apply")]
 
 
 async def test_a_new_generation_is_a_new_service_account(client: kube.Client, unique: str) -> None:
