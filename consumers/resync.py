@@ -303,11 +303,11 @@ class Resync:
         return waiting.applied_to(items)
 
     async def _put(self, report: ResyncReport) -> None:
-        """Write the cluster's last report, and the answer to whoever asked: another run may follow at once."""
+        """Write the cluster's last report, and then the answer to whoever asked: another run may follow at once."""
         report = report.model_copy(update={"at": datetime.now(UTC)})
         for key in (
-            subjects.report_key(self._cluster, report.id),
             subjects.report_key(self._cluster),
+            subjects.report_key(self._cluster, report.id),
         ):
             try:
                 await self._bus.put(subjects.STATUS_BUCKET, key, report)

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 #: Advisory lock of the leading relay ("spur" in ASCII); advisory locks are per database.
 LOCK = 0x73707572
+_NOT_LEADING = "this relay does not lead any more; ask again"
 # A relay that hangs holding the lock loses its session, so that the standby takes over.
 _SESSION_LIMITS = (
     "SELECT set_config('idle_session_timeout', '30s', false),"
@@ -39,6 +40,7 @@ class Relay:
         self._bus = bus
         self._wake = asyncio.Event()
         self._requests: list[tuple[AuditRequest, asyncio.Future[Checkpoint]]] = []
+        self._takes_requests = False
         self.leading = asyncio.Event()
 
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class Relay:
             owner = await outbox.installation(connection)
             await self._bus.ensure_topology(owner.id)
             await connection.execute(_SESSION_LIMITS)
+            self._takes_requests = True
             async with self._bus.answering(subjects.AUDIT_REQUEST, AuditRequest, self._take_request):
                 lead = _Lead(self._config, self._bus, connection, owner, self._wake, self._requests)
                 try:
@@ -74,12 +77,15 @@ class Relay:
                     self._refuse_requests()
 
     def _refuse_requests(self) -> None:
+        self._takes_requests = False
         for _, answer in self._requests:
             if not answer.done():
-                answer.set_exception(errors.TemporaryError("this relay does not lead any more; ask again"))
+                answer.set_exception(errors.TemporaryError(_NOT_LEADING))
         self._requests.clear()
 
     async def _take_request(self, request: AuditRequest) -> Checkpoint:
+        if not self._takes_requests:  # it came while the lead ended: nobody would ever answer
+            raise errors.TemporaryError(_NOT_LEADING)
         answer: asyncio.Future[Checkpoint] = asyncio.get_running_loop().create_future()
         self._requests.append((request, answer))
         self._wake.set()

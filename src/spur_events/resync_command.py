@@ -4,6 +4,7 @@ Needs NATS only; the work is done by `run relay`, `run resync` and `run apply` (
 """
 
 import asyncio
+import contextlib
 import getpass
 import sys
 import time
@@ -27,6 +28,8 @@ from spur_events.schemas.resync import DELETIONS, WORK, Action, Checkpoint, Item
 from spur_events.schemas.status import AccountStatus, Phase
 
 _POLL_S = 0.1
+#: How often a listening service is looked for, `_POLL_S` apart.
+_LOOKS = 10
 #: Without a sign of life from the process that runs a resync for so long, it is given up. Longer than that process
 #: waits for the writers, which is told.
 _SILENCE_S = answers.STALL_S + 30.0
@@ -162,15 +165,15 @@ class _Asking:
         return entry.value if entry else None
 
     async def _somebody_listens(self) -> None:
-        try:
-            listeners = await self._bus.listeners(subjects.resync_durable(self._cluster))
-        except jetstream.MissingError:
-            listeners = 0
-        if not listeners:
-            raise errors.UnreachableError(
-                f"nobody resyncs cluster {self._cluster!r}: start 'spur-events run resync' there, or name another"
-                " cluster with --cluster"
-            )
+        for _ in range(_LOOKS):  # a service that just asks for the next request is not seen for a moment
+            with contextlib.suppress(jetstream.MissingError):
+                if await self._bus.listeners(subjects.resync_durable(self._cluster)):
+                    return
+            await asyncio.sleep(_POLL_S)
+        raise errors.UnreachableError(
+            f"nobody resyncs cluster {self._cluster!r}: start 'spur-events run resync' there, or name another"
+            " cluster with --cluster"
+        )
 
     def end(self, report: ResyncReport, unheard: str) -> int:
         """Print what a person must know at the end, and return the exit code."""

@@ -33,6 +33,7 @@ async def test_a_change_by_plain_sql_reaches_bucket_and_stream(database_url: str
         assert state.allocation is not None
         assert state.allocation.limits == {"cpu": 4, "gres/gpu": 0}
         assert [(m.name, m.is_default) for m in state.members] == [("ada", True)]
+        await pipeline.published(config)  # the event comes after the state
         found = await pipeline.changes(bus, "bio")
         assert [change.kind for _, change in found] == [ChangeKind.ACCOUNT_ADDED, ChangeKind.MEMBER_ADDED]
         assert {event.revision for event, _ in found} == {state.revision}
@@ -545,3 +546,15 @@ async def test_a_lost_checkpoint_is_written_again(database_url: str, nats_server
         assert entry is not None
         await bus.delete(subjects.STATUS_BUCKET, subjects.CHECKPOINT_KEY, last=entry.sequence)
         await pipeline.eventually(lambda: checkpoint(bus), "the checkpoint is there again")
+
+
+async def test_an_audit_asked_for_while_the_lead_ends_is_refused_at_once(
+    database_url: str, nats_server: Nats
+) -> None:
+    """The relay waits for its answers before it leads again: for this one it would wait for ever."""
+    config = pipeline.config(database_url, nats_server)
+    async with jetstream.connect(config.nats, "test", "relay") as bus:
+        with pytest.raises(errors.TemporaryError, match="does not lead"):
+            await asyncio.wait_for(
+                Relay(config, bus)._take_request(AuditRequest(installation="x")), pipeline.PATIENCE_S
+            )
