@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from support import pipeline, servers, tcp
 
-from spur_events import jetstream
+from spur_events import errors, jetstream
 from spur_events.jetstream import opening
 from spur_events.local.nats import Nats
 from spur_events.schemas import subjects
+from spur_events.schemas.events import AuditRequest
+from spur_events.schemas.resync import Checkpoint
 
 
 @pytest.fixture
@@ -126,6 +128,36 @@ async def test_an_event_stream_that_is_there_means_that_the_buckets_are(nats_ser
         assert await bus.last_sequence(f"KV_{subjects.STATUS_BUCKET}") == 0
         assert await bus.last_sequence(f"KV_{subjects.ACCOUNTS_BUCKET}") == 0
         await making
+
+
+async def test_who_stops_answering_while_nats_is_away_does_not_begin_again_when_it_is_back(
+    nats_server: Nats,
+) -> None:
+    """As a relay that loses its lead in an outage: it must not answer beside the new one."""
+    given = pipeline.config("", nats_server).nats
+
+    async def refuse(_request: AuditRequest) -> Checkpoint:
+        raise errors.TemporaryError("not I")
+
+    async with (
+        jetstream.connect(given, "test relay", "relay") as relay,
+        jetstream.connect(given, "test", "test") as bus,
+    ):
+
+        async def away() -> bool:
+            return not relay.connected
+
+        async def back() -> bool:
+            return relay.connected and bus.connected
+
+        async with relay.answering(subjects.AUDIT_REQUEST, AuditRequest, refuse):
+            nats_server.kill()
+            await pipeline.eventually(away, "the relay noticed")
+        nats_server.start()
+        await pipeline.eventually(back, "both are connected again")
+        await relay._client.flush()
+        with pytest.raises(jetstream.MissingError):
+            await bus.ask(subjects.AUDIT_REQUEST, AuditRequest(installation="x"), Checkpoint, 5.0)
 
 
 async def test_a_flush_is_answered_behind_all_that_was_sent_before_it(nats_server: Nats) -> None:

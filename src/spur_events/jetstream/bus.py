@@ -17,6 +17,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext, api
 
 from spur_events import errors, process
@@ -356,8 +357,7 @@ class Bus:
                 # By the server's count: what was replaced or purged meanwhile does not come any more.
                 pending = int(messages[-1].metadata.num_pending or 0)
         finally:
-            if self._client.is_connected:
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     async def extent(self, stream: str) -> tuple[int, int]:
         """Return how many messages a stream holds, and the sequence of the newest.
@@ -415,8 +415,7 @@ class Bus:
         try:
             yield Pull(subscription, self)
         finally:
-            if self._client.is_connected:
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Send a request and return the reply's bytes."""
@@ -474,8 +473,7 @@ class Bus:
         try:
             yield
         finally:
-            if self._client.is_connected:
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
             await asyncio.gather(*answering, return_exceptions=True)
 
     def check_permitted(self) -> None:
@@ -545,6 +543,12 @@ class Bus:
             raise errors.UnreachableError(f"{where}: the connection was lost while waiting") from error
         except (nats.errors.Error, OSError) as error:
             raise errors.UnreachableError(f"{where}: {error or type(error).__name__}") from error
+
+
+async def unsubscribe(subscription: Subscription | JetStreamContext.PullSubscription) -> None:
+    """End a subscription, whatever the connection's state: one that is left is made again at the reconnect."""
+    with contextlib.suppress(nats.errors.Error):
+        await subscription.unsubscribe()
 
 
 _STREAM_NOT_FOUND = 10059

@@ -46,6 +46,4 @@ async def answering(
         try:
             yield
         finally:
-            if client.is_connected:
-                with contextlib.suppress(nats.errors.Error):
-                    await subscription.unsubscribe()
+            await buses.unsubscribe(subscription)
