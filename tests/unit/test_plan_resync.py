@@ -332,8 +332,8 @@ def _remove(kind: str, name: str) -> Edit:
     return lambda cluster, place: cluster.remove(kind, place, name)
 
 
-def _subject(name: str) -> dict[str, str]:
-    return {"kind": "ServiceAccount", "name": name, "namespace": NS}
+def _subject(name: str, place: str = NS) -> dict[str, str]:
+    return {"kind": "ServiceAccount", "name": name, "namespace": place}
 
 
 def _stranger(cluster: simulated.Cluster, place: str) -> None:
@@ -370,7 +370,10 @@ EDITS: dict[str, Edit] = {
     "account deleted": _remove("ServiceAccount", "spur-user-alice"),
     "quota key": _edit("ResourceQuota", marks.QUOTA_NAME, lambda f: f["spec"]["hard"].update(pods="500")),
     "subject": _edit(
-        "RoleBinding", marks.BINDING_NAME, lambda f: f["subjects"].append(_subject("spur-user-eve"))
+        "RoleBinding",
+        marks.BINDING_NAME,
+        # In the binding's own namespace: somebody of another one is no member, and a pause leaves her as she was put.
+        lambda f: f["subjects"].append(_subject("spur-user-eve", f["metadata"]["namespace"])),
     ),
     "rule": _edit("Role", marks.ROLE_NAME, lambda f: f["rules"].append({"verbs": ["*"]})),
     "limit": _edit(
