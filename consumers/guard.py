@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from spur_events import errors as base
-from spur_events import jetstream, retrying, settings
+from spur_events import jetstream, process, retrying, settings
 from spur_events.consumers.kube import apply, errors, kinds
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import diff, guard, marks, observed
@@ -64,7 +64,9 @@ async def look(client: kube.Client, installation: str) -> tuple[Found, ...]:
         ForbiddenError, UnreachableError and the others of `kube.errors`: if it cannot be told.
     """
     wanted = guard.manifests(installation)
-    live = await asyncio.gather(*(apply.get(client, one["kind"], one["metadata"]["name"]) for one in wanted))
+    live = await process.together(
+        *(apply.get(client, one["kind"], one["metadata"]["name"]) for one in wanted)
+    )
     if all(one is None for one in live) and not await _is_known(client):
         raise errors.NotFoundError(f"{client.address}: {_UNSUPPORTED}")
     return tuple(_compared(one, found, installation) for one, found in zip(wanted, live, strict=True))

@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from importlib import metadata
 
-from spur_events import errors, jetstream, retrying, settings
+from spur_events import errors, jetstream, process, retrying, settings
 from spur_events.consumers import guard, memberships
 from spur_events.consumers.kube import apply, published, tokens
 from spur_events.consumers.kube import client as kube
@@ -178,10 +178,12 @@ class Responder:
     async def _check_cluster(self, state: AccountState, member: Member) -> str:
         """Return the UID of the member's ServiceAccount, if all is in the cluster that must be."""
         namespace = names.namespace(state.name)
-        found, account, quota, (judged, message) = await asyncio.gather(
-            apply.get(self._client, "Namespace", namespace),
-            apply.get(self._client, "ServiceAccount", names.service_account(member.name), namespace),
-            apply.get(self._client, "ResourceQuota", marks.QUOTA_NAME, namespace),
+        (found, account, quota), (judged, message) = await process.together(
+            process.together(
+                apply.get(self._client, "Namespace", namespace),
+                apply.get(self._client, "ServiceAccount", names.service_account(member.name), namespace),
+                apply.get(self._client, "ResourceQuota", marks.QUOTA_NAME, namespace),
+            ),
             self._guard(),
         )
         live = access.Live(namespace=found, service_account=account, quota=quota)

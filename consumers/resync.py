@@ -221,7 +221,7 @@ class Resync:
     async def _live(self) -> resync.Live:
         """List everything that could be ours: never one request an account."""
         selector = f"{marks.MANAGED_BY}={marks.FIELD_MANAGER}"
-        namespaces, *inside = await asyncio.gather(
+        namespaces, *inside = await process.together(
             self._listed("Namespace"), *(self._listed(kind, selector) for kind in _INSIDE)
         )
         by_namespace: dict[str, list[marks.Manifest]] = {}
@@ -283,7 +283,7 @@ class Resync:
                 )
             waiting.expect(number, item, sequence)
 
-        await asyncio.gather(
+        await process.together(
             *(
                 publish(number, item)
                 for number, item in enumerate(items)

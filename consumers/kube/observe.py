@@ -3,8 +3,7 @@
 `converge` and `resync` call it. What the objects mean is `plan.observed`'s business.
 """
 
-import asyncio
-
+from spur_events import process
 from spur_events.consumers.kube import apply, errors, kinds
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import marks, observed
@@ -20,15 +19,18 @@ async def observe(client: kube.Client, namespace: str, installation: str, slug: 
     found = await apply.get(client, "Namespace", namespace)
     if found is None:
         return observed.Observed(namespace=None)
-    quota, limits, role, binding, accounts = await asyncio.gather(
-        apply.get(client, "ResourceQuota", marks.QUOTA_NAME, namespace),
-        apply.get(client, "LimitRange", marks.LIMITS_NAME, namespace),
-        apply.get(client, "Role", marks.ROLE_NAME, namespace),
-        apply.get(client, "RoleBinding", marks.BINDING_NAME, namespace),
+    fixed, accounts = await process.together(
+        process.together(
+            apply.get(client, "ResourceQuota", marks.QUOTA_NAME, namespace),
+            apply.get(client, "LimitRange", marks.LIMITS_NAME, namespace),
+            apply.get(client, "Role", marks.ROLE_NAME, namespace),
+            apply.get(client, "RoleBinding", marks.BINDING_NAME, namespace),
+        ),
         list_all(client, "ServiceAccount", namespace=namespace),
     )
-    fixed = [one for one in (quota, limits, role, binding) if one is not None]
-    return observed.collect(found, [*fixed, *accounts], installation, slug)
+    return observed.collect(
+        found, [*(one for one in fixed if one is not None), *accounts], installation, slug
+    )
 
 
 async def list_all(

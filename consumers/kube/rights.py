@@ -3,9 +3,9 @@
 `consumers.rights` asks at the start and now and then. deploy/kubernetes grants exactly this; a test compares them.
 """
 
-import asyncio
 from dataclasses import dataclass
 
+from spur_events import process
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import guard, marks
 
@@ -86,7 +86,7 @@ async def missing(client: kube.Client, part: str, installation: str) -> tuple[st
         SpurEventsError: if the API server does not say.
     """
     wanted = needed(part, installation)
-    allowed = await asyncio.gather(*(_has(client, right) for right in wanted))
+    allowed = await process.together(*(_has(client, right) for right in wanted))
     return tuple(str(right) for right, yes in zip(wanted, allowed, strict=True) if not yes)
 
 

@@ -1,20 +1,35 @@
-"""Long-running parts together in one process: the first failure ends all, a signal ends them in order."""
+"""Several things at once: the first failure ends all, a signal ends them in order."""
 
 import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
-async def together(*parts: Coroutine[Any, Any, object]) -> None:
-    """Run parts until one fails or all return; the failure is raised as it is, not in a group."""
+@overload
+async def together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
+
+
+@overload
+async def together(*parts: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+
+
+async def together(*parts: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Run parts until one fails or all return, and return what they returned.
+
+    A failure is raised as it is, not in a group, and when the others have ended: they were cancelled.
+    `asyncio.gather` lets them go on, with a connection that may be closed meanwhile.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            for part in parts:
-                group.create_task(part)
+            tasks = [group.create_task(part) for part in parts]
     except BaseExceptionGroup as failures:
         raise _first(failures) from failures
+    return tuple(task.result() for task in tasks)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -402,6 +402,7 @@ async def test_rights_that_are_missing(site: Site, nats_server: Nats, tmp_path: 
     async with kube.Client(given.kubernetes, kubeconfig.PART) as client:
         part = kubeconfig.Responder(given, site.bus, client, installation)
         answer = await part.answer("alice", KubeconfigRequest())
+        assert not client._api.rest_client.pool_manager.connector._acquired, "no other request goes on"
     assert isinstance(answer.reply, KubeconfigReply)
     assert isinstance(answer.reply.result, Refusal)
     assert answer.reply.result.code is RefusalCode.MISCONFIGURED

@@ -16,8 +16,9 @@ from kubernetes_asyncio import client as k8s
 
 from spur_events import errors as base
 from spur_events import settings
+from spur_events.consumers import guard
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.kube import connection, errors, observe
+from spur_events.consumers.kube import connection, errors, observe, rights
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,7 +35,7 @@ class Fake:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)  # some requests are held for ever
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.write(self._runner.addresses[0][1], "first")
@@ -305,3 +306,34 @@ async def test_no_configuration_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(base.MisconfiguredError, match="absent does not exist"):
         async with kube.Client(settings.Kubernetes()):
             pass
+
+
+@pytest.mark.parametrize(
+    ("look", "refused"),
+    [
+        (lambda client: observe.observe(client, "lab", "x", "x"), "roles"),
+        (lambda client: guard.look(client, "x"), "validatingadmissionpolicies"),
+        (lambda client: rights.missing(client, "resync", "x"), "selfsubjectaccessreviews"),
+    ],
+    ids=["an account", "the guard", "rights"],
+)
+async def test_no_request_goes_on_when_one_beside_it_was_refused(
+    fake: Fake, look: Callable[[kube.Client], Awaitable[Any]], refused: str
+) -> None:
+    """It could make a connection after its client was closed, which nobody ends."""
+    first = True
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal first
+        if first and refused in request.path.split("/"):
+            first = False
+            return web.json_response({"kind": "Status"}, status=403)
+        if not request.path.endswith("/namespaces/lab"):
+            await asyncio.Event().wait()
+        return web.json_response({})
+
+    fake.handler = handler
+    async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig, concurrency=100)) as client:
+        with pytest.raises(errors.ForbiddenError):
+            await look(client)
+        assert not client._api.rest_client.pool_manager.connector._acquired
