@@ -21,20 +21,37 @@ async def together(*parts: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def together(*parts: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run parts until one fails or all return, and return what they returned.
 
-    A failure is raised as it is, not in a group, and when the others have ended: they were cancelled.
-    `asyncio.gather` lets them go on, with a connection that may be closed meanwhile.
+    The first failure is raised when the others have ended: they were cancelled. `asyncio.gather` lets them go on,
+    with a connection that may be closed meanwhile, and Python 3.11's TaskGroup loses a cancellation that comes
+    together with a failure.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in parts]
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from failures
+    tasks = [asyncio.create_task(part) for part in parts]
+    if tasks:
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception()]
+        finally:
+            await _end(tasks)
+        for task in failed:
+            task.result()
     return tuple(task.result() for task in tasks)
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended; a cancellation meanwhile is raised then."""
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # only the first failure is raised
+    if cancelled is not None:
+        raise cancelled
 
 
 @contextlib.contextmanager
