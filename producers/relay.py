@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 #: Advisory lock of the leading relay ("spur" in ASCII); advisory locks are per database.
 LOCK = 0x73707572
-_NOT_LEADING = "this relay does not lead any more; ask again"
 # A relay that hangs holding the lock loses its session, so that the standby takes over.
 _SESSION_LIMITS = (
     "SELECT set_config('idle_session_timeout', '30s', false),"
@@ -40,7 +39,6 @@ class Relay:
         self._bus = bus
         self._wake = asyncio.Event()
         self._requests: list[tuple[AuditRequest, asyncio.Future[Checkpoint]]] = []
-        self._takes_requests = False
         self.leading = asyncio.Event()
 
     async def run(self) -> None:
@@ -68,28 +66,18 @@ class Relay:
             owner = await outbox.installation(connection)
             await self._bus.ensure_topology(owner.id)
             await connection.execute(_SESSION_LIMITS)
-            self._takes_requests = True
             async with self._bus.answering(subjects.AUDIT_REQUEST, AuditRequest, self._take_request):
                 lead = _Lead(self._config, self._bus, connection, owner, self._wake, self._requests)
-                try:
-                    await lead.run(self.leading)
-                finally:
-                    self._refuse_requests()
-
-    def _refuse_requests(self) -> None:
-        self._takes_requests = False
-        for _, answer in self._requests:
-            if not answer.done():
-                answer.set_exception(errors.TemporaryError(_NOT_LEADING))
-        self._requests.clear()
+                await lead.run(self.leading)
 
     async def _take_request(self, request: AuditRequest) -> Checkpoint:
-        if not self._takes_requests:  # it came while the lead ended: nobody would ever answer
-            raise errors.TemporaryError(_NOT_LEADING)
         answer: asyncio.Future[Checkpoint] = asyncio.get_running_loop().create_future()
         self._requests.append((request, answer))
         self._wake.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._requests.remove((request, answer))
 
     async def _wait_for_lock(self, connection: postgres.AsyncConnection) -> None:
         told = False
@@ -203,8 +191,7 @@ class _Lead:
             if request.installation == self._owner.id:
                 await audit.forget(self._connection, self._bus, request.forget, request.requested_by)
         checkpoint = await self._audit()
-        for request, answer in asked:
-            self._requests.remove((request, answer))
+        for _, answer in asked:
             if not answer.done():
                 answer.set_result(checkpoint)
 

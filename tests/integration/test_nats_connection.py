@@ -10,10 +10,10 @@ import pytest
 from support import pipeline, servers, tcp
 
 from spur_events import errors, jetstream
-from spur_events.jetstream import opening
+from spur_events.jetstream import caller, opening, service
 from spur_events.local.nats import Nats
 from spur_events.schemas import subjects
-from spur_events.schemas.events import AuditRequest
+from spur_events.schemas.events import AuditRequest, Recheck, RecheckReason
 from spur_events.schemas.resync import Checkpoint
 
 
@@ -212,3 +212,157 @@ async def test_a_part_that_is_stopped_while_it_connects_stops(nats_server: Nats)
         if connected.is_set():
             break
     assert connected.is_set(), "every moment of connecting was tried"
+
+
+async def test_an_event_that_comes_late_is_the_answer_to_the_call_that_asked_for_it(
+    nats_server: Nats,
+) -> None:
+    """A lease counts from the call: with the next one's it would hold what another worker has by now."""
+    given = pipeline.config("", nats_server).nats
+    held, holding, asked_again = b"", False, False
+
+    def to_server(data: bytes) -> bytes:
+        nonlocal asked_again
+        asked_again = asked_again or (holding and b"PING" in data)  # the pull's time is over
+        return data
+
+    def to_client(data: bytes) -> bytes:
+        nonlocal held, holding
+        holding = holding or b"spur.recheck." in data
+        if not holding:
+            return data
+        held += data
+        if not asked_again:
+            return b""
+        late, held = held, b""
+        return late
+
+    async with (
+        jetstream.connect(given, "test", "test") as bus,
+        tcp.between("127.0.0.1", nats_server.port, to_client, to_server=to_server) as port,
+    ):
+        await bus.ensure_topology("x")
+        durable = subjects.durable("c", 0)
+        await bus.ensure_consumer(durable, ["spur.recheck.c.>"], 30.0)
+        there = given.model_copy(update={"url": f"nats://127.0.0.1:{port}"})
+        async with jetstream.connect(there, "test", "test") as late, late.pull(durable) as pull:
+            assert await pull.next(0.2) is None
+            waiting = asyncio.create_task(pull.next(2.0))
+
+            async def asked() -> bool:
+                info = await bus._js.consumer_info(subjects.EVENTS_STREAM, durable)
+                return bool(info.num_waiting)
+
+            await pipeline.eventually(asked, "the server has the request")
+            event = Recheck(installation="x", slug="a", reason=RecheckReason.RESYNC)
+            await bus.publish(subjects.recheck("c", "a", bus.partitions), event, message_id="x")
+            message = await waiting
+            assert message is not None
+            await message.done()
+            assert await pull.next(0.2) is None
+
+
+async def test_a_part_that_ends_tells_those_whose_requests_it_has(nats_server: Nats) -> None:
+    given = pipeline.config("", nats_server).nats
+    taken = asyncio.Event()
+
+    async def never(_request: AuditRequest) -> Checkpoint:
+        taken.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        jetstream.connect(given, "test", "test") as bus,
+        jetstream.connect(given, "asks", "test") as asker,
+    ):
+        question = AuditRequest(installation="x")
+        async with bus.answering(subjects.AUDIT_REQUEST, AuditRequest, never):
+            await bus._client.flush()
+            asked = asyncio.create_task(asker.ask(subjects.AUDIT_REQUEST, question, Checkpoint, 60.0))
+            await taken.wait()
+        with pytest.raises(errors.TemporaryError, match="has just ended"):
+            await asked
+
+
+async def test_a_service_whose_start_was_cut_off_leaves_nothing_behind(
+    nats_server: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would answer beside the next one, from the reconnect on."""
+    given = pipeline.config("", nats_server).nats
+
+    async def answer(_user: str, _request: object) -> service.Answer:
+        raise AssertionError
+
+    offer = service.Service(
+        name="s",
+        endpoint="e",
+        version="1.0.0",
+        description="",
+        metadata={},
+        subject=subjects.kubeconfig("c", "*"),
+        kind=AuditRequest,
+        answer=answer,
+        stats=dict,
+    )
+    async with jetstream.connect(given, "test", "test") as bus:
+        real, before = bus._client.flush, len(bus._client._subs)
+        flushes = 0
+
+        async def cut() -> None:
+            nonlocal flushes
+            flushes += 1
+            if flushes == 2:  # the first is the library's own
+                nats_server.kill()
+            await real()
+
+        monkeypatch.setattr(bus._client, "flush", cut)
+        with pytest.raises(errors.UnreachableError):
+            async with service.serving(bus, offer):
+                pass
+        assert flushes == 2
+        assert len(bus._client._subs) == before
+        nats_server.start()
+
+
+async def test_who_asks_over_a_connection_that_is_lost_is_told_so_at_once(nats_server: Nats) -> None:
+    given = pipeline.config("", nats_server).nats
+    asked = asyncio.Event()
+
+    async def silent(_message: object) -> None:
+        asked.set()
+
+    async with jetstream.connect(given, "test", "test") as bus:
+        await bus._client.subscribe(subjects.kubeconfig("c", "a"), cb=silent)
+        await bus._client.flush()
+        async with caller.caller(given, "asks", "test") as calling:
+            asking = asyncio.create_task(
+                calling.ask(
+                    subjects.kubeconfig("c", "a"), AuditRequest(installation="x"), Checkpoint, 3600.0, "it"
+                )
+            )
+            await asked.wait()
+            nats_server.kill()
+            with pytest.raises(errors.UnreachableError, match="connection was lost"):
+                await asyncio.wait_for(asking, pipeline.PATIENCE_S)
+    nats_server.start()
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+async def test_who_was_too_slow_to_sign_in_tries_again(nats_server: Nats, refused: int) -> None:
+    """The server gives it less than two seconds, which a busy machine may need."""
+    given = pipeline.config("", nats_server).nats
+    tries = 0
+
+    def to_server(data: bytes) -> bytes:
+        nonlocal tries
+        tries += b"CONNECT" in data
+        return b"" if tries <= refused else data
+
+    async with tcp.between("127.0.0.1", nats_server.port, to_server=to_server) as port:
+        there = given.model_copy(update={"url": f"nats://127.0.0.1:{port}"})
+        with contextlib.ExitStack() as stack:
+            if refused == 3:
+                stack.enter_context(pytest.raises(errors.UnreachableError, match="Authentication Timeout"))
+            async with jetstream.connect(there, "test", "test") as bus:
+                assert bus.connected
+    assert tries == (3 if refused == 3 else refused + 2), "one more for the connection that stays"

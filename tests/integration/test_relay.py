@@ -551,10 +551,20 @@ async def test_a_lost_checkpoint_is_written_again(database_url: str, nats_server
 async def test_an_audit_asked_for_while_the_lead_ends_is_refused_at_once(
     database_url: str, nats_server: Nats
 ) -> None:
-    """The relay waits for its answers before it leads again: for this one it would wait for ever."""
+    """Nobody would ever answer it, and the relay would wait for that before it leads again."""
     config = pipeline.config(database_url, nats_server)
-    async with jetstream.connect(config.nats, "test", "relay") as bus:
-        with pytest.raises(errors.TemporaryError, match="does not lead"):
-            await asyncio.wait_for(
-                Relay(config, bus)._take_request(AuditRequest(installation="x")), pipeline.PATIENCE_S
-            )
+    async with jetstream.connect(config.nats, "asks", "test") as asker, contextlib.AsyncExitStack() as stack:
+        part, bus = await stack.enter_async_context(pipeline.relay(config))
+        question = AuditRequest(installation=await bus.check_topology())
+        with postgres.connect(config.database) as connection, connection.transaction():
+            connection.execute("LOCK TABLE accounts IN ACCESS EXCLUSIVE MODE")  # its audit waits
+            asked = asyncio.create_task(asker.ask(subjects.AUDIT_REQUEST, question, Checkpoint, 30.0))
+
+            async def taken() -> bool:
+                return bool(part._requests)
+
+            await pipeline.eventually(taken, "the relay has the request")
+            await stack.aclose()
+        with pytest.raises(errors.TemporaryError, match="does not lead any more"):
+            await asked
+        assert part._requests == []

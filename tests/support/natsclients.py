@@ -61,14 +61,13 @@ async def someone(
         inbox = inbox or signin.inbox_prefix(signin.claims(credentials)["name"])
     given = {
         "allow_reconnect": False,
+        "connect_timeout": 20,
         "max_reconnect_attempts": 1,
         "inbox_prefix": inbox or "_INBOX",
         **options,
     }
-    client = opening.Client()
-    await opening.connect(
-        client, servers=[server if isinstance(server, str) else server.url], error_cb=hear, **given
-    )
+    servers = [server if isinstance(server, str) else server.url]
+    client, _ = await opening.opened(servers=servers, error_cb=hear, **given)
     try:
         yield Someone(client, said)
     finally:

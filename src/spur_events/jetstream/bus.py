@@ -100,8 +100,7 @@ async def connect(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncI
     # The driver tries for ever; one round over the servers is enough to tell a person.
     first = {**options, "max_reconnect_attempts": 1, "allow_reconnect": False}
     try:
-        probe = opening.Client()
-        await opening.connect(probe, **{**first, "disconnected_cb": None, "error_cb": _ignore})
+        probe, _ = await opening.opened(**{**first, "disconnected_cb": None, "error_cb": _ignore})
         await opening.discard(probe)
         ended = await opening.connect(client, **options)
     except (nats.errors.Error, OSError) as error:
@@ -410,12 +409,11 @@ class Bus:
     @asynccontextmanager
     async def pull(self, consumer: str) -> AsyncIterator["Pull"]:
         """Take events from a durable consumer, one at a time."""
-        async with self._asking():
-            subscription = await self._js.pull_subscribe_bind(consumer, stream=subjects.EVENTS_STREAM)
+        pull = Pull(self, consumer)
         try:
-            yield Pull(subscription, self)
+            yield pull
         finally:
-            await unsubscribe(subscription)
+            await pull.end()
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Send a request and return the reply's bytes."""
@@ -446,7 +444,7 @@ class Bus:
 
         Of all that answer in the same `queue`, one gets a request; without one, each.
 
-        At its end `answer` must return or raise soon: whoever asked is told, and does not wait for nothing.
+        At its end what is in hand is cancelled: whoever asked is told, and does not wait for nothing.
         """
         answering: set[asyncio.Task[None]] = set()
 
@@ -457,6 +455,8 @@ class Bus:
                     data, headers = codec.encode(reply, self._client.max_payload)
                 except errors.TemporaryError as error:
                     data, headers = b"", {REASON_HEADER: " ".join(str(error).split())}
+                except asyncio.CancelledError:
+                    data, headers = b"", {REASON_HEADER: _ENDING}
                 await self._client.publish(message.reply, data, headers=headers)
 
         async def handle(message: Msg) -> None:
@@ -474,6 +474,9 @@ class Bus:
             yield
         finally:
             await unsubscribe(subscription)
+            await asyncio.sleep(0)  # so that each has begun: only then it can tell
+            for task in answering:
+                task.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
 
     def check_permitted(self) -> None:
@@ -552,6 +555,7 @@ async def unsubscribe(subscription: Subscription | JetStreamContext.PullSubscrip
 
 
 _STREAM_NOT_FOUND = 10059
+_ENDING = "who was asked has just ended, or does not lead any more; ask again"
 
 
 def _said(error: nats.js.errors.APIError) -> str:
@@ -587,20 +591,52 @@ class Message:
 
 
 class Pull:
-    """A pull subscription that hands out one event at a time."""
+    """Hands out one event at a time."""
 
-    def __init__(self, subscription: JetStreamContext.PullSubscription, bus: Bus) -> None:
-        self._subscription = subscription
+    def __init__(self, bus: Bus, consumer: str) -> None:
         self._bus = bus
+        self._consumer = consumer
+        self._inbox: JetStreamContext.PullSubscription | None = None
 
     async def next(self, wait_s: float) -> Message | None:
-        """Return the next event, or None if none came within `wait_s` or the server asked to try again."""
+        """Return the next event, or None if none came within `wait_s` or the server asked to try again.
+
+        The event is one that the server handed out because of this call: a lease on it counts from here. One for
+        an earlier call may lie about for as long as this process was frozen, and be another worker's by now.
+        """
         async with self._bus._asking():  # noqa: SLF001
+            # A request that did not end with its event may still be answered: it keeps its inbox for itself.
+            inbox, self._inbox = self._inbox, None
+            if inbox is None:
+                inbox = await self._bus._js.pull_subscribe_bind(  # noqa: SLF001
+                    self._consumer, stream=subjects.EVENTS_STREAM
+                )
             try:
-                messages = await self._subscription.fetch(1, timeout=wait_s)
-            except nats.errors.TimeoutError:
+                message = await self._asked(inbox, wait_s)
+            except BaseException:
+                await unsubscribe(inbox)
+                raise
+            if message is None:
+                await unsubscribe(inbox)
                 return None
-        return Message(messages[0], self._bus)
+            self._inbox = inbox
+            return Message(message, self._bus)
+
+    async def _asked(self, inbox: JetStreamContext.PullSubscription, wait_s: float) -> Msg | None:
+        try:
+            return (await inbox.fetch(1, timeout=wait_s))[0]
+        except nats.errors.TimeoutError:
+            # The server may have handed one out at the last moment, which nobody else would get for an ack wait.
+            # It comes before the answer to a flush.
+            await self._bus._client.flush()  # noqa: SLF001
+            queue = inbox._sub._pending_queue  # noqa: SLF001
+            left = [queue.get_nowait() for _ in range(queue.qsize())]
+            return next((one for one in left if not JetStreamContext.is_status_msg(one)), None)
+
+    async def end(self) -> None:
+        """Take no more events."""
+        if self._inbox is not None:
+            await unsubscribe(self._inbox)
 
 
 def _decoded(kind: type[M], key: str, data: bytes, headers: Mapping[str, str] | None) -> M:

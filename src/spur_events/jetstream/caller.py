@@ -33,8 +33,7 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
         UnreachableError: if no server answers; it names the address.
         MisconfiguredError: if the server refuses the credentials.
     """
-    client = opening.Client()
-    made = Caller(client, settings)
+    made = Caller(settings)
     options: dict[str, Any] = {
         "servers": settings.url.split(","),
         "name": name,
@@ -46,10 +45,11 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
     }
     options |= signin.options(settings, part) | opening.tls(settings)
     try:
-        await opening.connect(client, **options)
+        client, ended = await opening.opened(**options)
     except (nats.errors.Error, OSError) as error:
         raise opening.refused(settings, error) from error
     try:
+        made.use(client, ended)
         yield made
     finally:
         await opening.discard(client)
@@ -58,10 +58,16 @@ async def caller(settings: Nats, name: str, part: str = signin.ADMIN) -> AsyncIt
 class Caller:
     """A connection for requests."""
 
-    def __init__(self, client: Client, settings: Nats) -> None:
-        self._client = client
+    _client: Client
+    _ended: asyncio.Event
+
+    def __init__(self, settings: Nats) -> None:
         self._where = f"NATS at {settings.url}"
         self._forbidden: set[asyncio.Future[None]] = set()
+
+    def use(self, client: Client, ended: asyncio.Event) -> None:
+        """Ask over this connection; nothing is answered any more when it has ended."""
+        self._client, self._ended = client, ended
 
     async def told(self, error: Exception) -> None:
         """Take what the server says on the side: that a request may not be published."""
@@ -86,9 +92,12 @@ class Caller:
         request = asyncio.ensure_future(
             self._client.request(subject, data, timeout=timeout_s, headers=headers)
         )
+        lost = asyncio.ensure_future(self._ended.wait())
         try:
-            waiting: set[asyncio.Future[Any]] = {request, forbidden}
+            waiting: set[asyncio.Future[Any]] = {request, forbidden, lost}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done() and not request.done():
+                raise errors.UnreachableError(f"{self._where}: the connection was lost; asking again is safe")
             if not request.done():
                 raise errors.RefusedError(
                     f"{self._where} does not let you ask on {subject}: everybody may ask for herself only; leave"
@@ -111,8 +120,9 @@ class Caller:
         finally:
             self._forbidden.discard(forbidden)
             forbidden.cancel()
+            lost.cancel()
             request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
+            await asyncio.gather(request, lost, return_exceptions=True)
         try:
             return codec.decode(kind, reply.data, reply.headers)
         except codec.CodecError as error:

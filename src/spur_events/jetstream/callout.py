@@ -41,9 +41,10 @@ async def answering(
     async with handling.at_once(at_once, respond, waiting=_WAITING) as handle:
         async with bus._asking():  # noqa: SLF001
             subscription = await client.subscribe(SUBJECT, queue=_QUEUE, cb=handle)
-            await client.flush()
-            bus.check_permitted()
         try:
+            async with bus._asking():  # noqa: SLF001
+                await client.flush()
+                bus.check_permitted()
             yield
         finally:
             await buses.unsubscribe(subscription)

@@ -112,6 +112,23 @@ def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
         ) from error
 
 
+async def opened(**options: Any) -> tuple[Client, asyncio.Event]:
+    """Connect a new client; return it, and what is set when the connection has ended for good.
+
+    A server gives a client less than two seconds to sign in (identity.serverconf): where one of us was too busy for
+    that, it is tried again.
+    """
+    for last in (False, False, True):
+        client = Client()
+        try:
+            return client, await connect(client, **options)
+        except (nats.errors.Error, OSError) as error:
+            hung_up = isinstance(error, ConnectionResetError | BrokenPipeError | nats.errors.UnexpectedEOF)
+            if last or not (hung_up or "authentication timeout" in str(error).lower()):
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
 async def connect(client: Client, **options: Any) -> asyncio.Event:
     """Connect, and return what is set when the connection has ended for good."""
     ended = asyncio.Event()

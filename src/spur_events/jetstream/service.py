@@ -21,6 +21,7 @@ import nats.micro
 import nats.micro.service
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.micro.request import Request
 
 from spur_events.jetstream import bus as buses
@@ -92,17 +93,22 @@ async def serving(bus: buses.Bus, service: Service[M]) -> AsyncIterator[None]:
     async with handling.at_once(
         service.at_once, respond, whose=_asker, each=service.each, waiting=service.waiting
     ) as handle:
-        async with bus._asking():  # noqa: SLF001
-            running = await nats.micro.add_service(_InboxesOnly(client), config)  # type: ignore[arg-type]
-            await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
-            await client.flush()
-            bus.check_permitted()
+        inboxes = _InboxesOnly(client)
         try:
-            yield
+            async with bus._asking():  # noqa: SLF001
+                running = await nats.micro.add_service(inboxes, config)  # type: ignore[arg-type]
+                await running.add_endpoint(name=service.endpoint, subject=service.subject, handler=handle)
+                await client.flush()
+                bus.check_permitted()
+            try:
+                yield
+            finally:
+                if client.is_connected:
+                    with contextlib.suppress(nats.errors.Error):
+                        await running.stop()
         finally:
-            if client.is_connected:
-                with contextlib.suppress(nats.errors.Error):
-                    await running.stop()
+            for subscription in inboxes.subscriptions:  # also those of a start that was cut off
+                await buses.unsubscribe(subscription)
 
 
 def _asker(request: Request) -> str:
@@ -124,6 +130,7 @@ class _InboxesOnly:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.subscriptions: list[Subscription] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -135,4 +142,6 @@ class _InboxesOnly:
             else:
                 log.warning("no inbox", extra={"subject": message.subject, "reply": message.reply})
 
-        return await self._client.subscribe(subject, queue=queue, cb=checked)
+        made = await self._client.subscribe(subject, queue=queue, cb=checked)
+        self.subscriptions.append(made)
+        return made
