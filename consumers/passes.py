@@ -5,7 +5,7 @@ written, and whether anything may be, was decided in `plan.steps`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from spur_events.schemas.status import Phase
 _QUOTA_WAITS_S = (0.01, 0.02, 0.04, 0.08, 0.15)
 #: What ends a pass at once; anything else concerns one object.
 _FATAL = (lease.LostError, errors.UnreachableError)
+_Write = Callable[[kube.Client, marks.Manifest], Awaitable[object]]
 
 
 async def carry_out(
@@ -92,12 +93,12 @@ class _Writer:
         if "RoleBinding" in kinds:
             await self._remove_all([found for found in todo.obsolete if found["kind"] == "RoleBinding"])
         elif todo.reduced is not None:
-            await self._attempt(todo.reduced, apply.apply(self._client, todo.reduced))
+            await self._attempt(todo.reduced, apply.apply)
         elif todo.losing and self._plan.binding is not None and not todo.paused:
             returning = {account["metadata"]["name"] for account in self._plan.service_accounts} & todo.losing
             kept = [s for s in self._plan.binding.get("subjects") or [] if s["name"] not in returning]
             without = {**self._plan.binding, "subjects": kept}
-            await self._attempt(without, apply.apply(self._client, without))
+            await self._attempt(without, apply.apply)
             self._bound = not returning
         await self._remove_all([found for found in todo.obsolete if found["kind"] == "ServiceAccount"])
         await self._remove_all(
@@ -110,13 +111,13 @@ class _Writer:
         person = apply.ensure_service_account if todo.uid is not None else apply.apply
         writers = {"ServiceAccount": person}
         await self._all(
-            self._attempt(manifest, writers.get(manifest["kind"], apply.apply)(self._client, manifest))
+            self._attempt(manifest, writers.get(manifest["kind"], apply.apply))
             for manifest in todo.changed
             if manifest["kind"] != "RoleBinding"
         )
         bound = any(manifest["kind"] == "RoleBinding" for manifest in todo.changed)
         if self._plan.binding is not None and not self._bound and (bound or todo.losing):
-            await self._attempt(self._plan.binding, apply.apply(self._client, self._plan.binding))
+            await self._attempt(self._plan.binding, apply.apply)
 
     async def findings(self, *, check_quota: bool) -> steps.Findings:
         """Return what the writes came to."""
@@ -179,15 +180,7 @@ class _Writer:
         return quota
 
     async def _remove_all(self, found: list[marks.Manifest]) -> None:
-        await self._all(self._attempt(one, self._remove(one)) for one in found)
-
-    async def _remove(self, found: marks.Manifest) -> None:
-        live: marks.Manifest | None = found
-        if "uid" not in found["metadata"]:  # known from the record only
-            metadata = found["metadata"]
-            live = await apply.get(self._client, found["kind"], metadata["name"], metadata["namespace"])
-        if live is not None:
-            await apply.delete(self._client, live)
+        await self._all(self._attempt(one, _remove) for one in found)
 
     async def _all(self, attempts: Iterable[Awaitable[None]]) -> None:
         outcomes = await asyncio.gather(*attempts, return_exceptions=True)
@@ -195,9 +188,9 @@ class _Writer:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _attempt(self, manifest: marks.Manifest, write: Awaitable[object]) -> None:
+    async def _attempt(self, manifest: marks.Manifest, write: _Write) -> None:
         try:
-            written = await write
+            written = await write(self._client, manifest)
         except _FATAL:
             raise
         except errors.SpurEventsError as error:
@@ -206,3 +199,12 @@ class _Writer:
         else:
             if manifest["kind"] == "ResourceQuota" and isinstance(written, dict):
                 self.quota = written
+
+
+async def _remove(client: kube.Client, found: marks.Manifest) -> None:
+    live: marks.Manifest | None = found
+    if "uid" not in found["metadata"]:  # known from the record only
+        metadata = found["metadata"]
+        live = await apply.get(client, found["kind"], metadata["name"], metadata["namespace"])
+    if live is not None:
+        await apply.delete(client, live)

@@ -9,7 +9,9 @@ import atexit
 import base64
 import contextlib
 import ipaddress
+import json
 import os
+import signal
 import ssl
 import tempfile
 import weakref
@@ -21,7 +23,7 @@ from urllib.parse import urlsplit
 import yaml
 from aiohttp import client_proto
 from kubernetes_asyncio import client as k8s
-from kubernetes_asyncio.config import config_exception, incluster_config, kube_config
+from kubernetes_asyncio.config import config_exception, exec_provider, incluster_config, kube_config
 
 from spur_events import errors, settings
 
@@ -47,6 +49,43 @@ def _temporary_file(self: Any, content: bytes | str) -> str:  # noqa: ARG001 - i
 
 kube_config.FileOrData._create_temp_file_with_content = _temporary_file  # type: ignore[method-assign]  # noqa: SLF001
 atexit.register(kube_config._cleanup_temp_files)  # noqa: SLF001
+
+
+async def _run_plugin(self: Any, previous_response: str | None = None) -> Any:  # noqa: ARG001 - it becomes a method
+    """Return the credentials that an exec plugin prints.
+
+    Instead of the library's method, which leaves a plugin running when nobody waits for it any more. The protocol:
+    https://kubernetes.io/docs/reference/access-authn-authz/authentication/#input-and-output-formats
+    """
+    info = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    plugin = await asyncio.create_subprocess_exec(
+        *self.args,
+        env=self.env | {"KUBERNETES_EXEC_INFO": json.dumps(info)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, told = await plugin.communicate()
+    finally:
+        if plugin.returncode is None:
+            os.killpg(plugin.pid, signal.SIGKILL)  # with what it has started
+            await plugin.wait()
+    if plugin.returncode:
+        raise config_exception.ConfigException(
+            f"the exec plugin {self.args[0]} ended with {plugin.returncode}:"
+            f" {told.decode('utf-8', 'replace').strip() or 'it said nothing'}"
+        )
+    given = json.loads(out)
+    if given["apiVersion"] != self.api_version:
+        raise config_exception.ConfigException(
+            f"the exec plugin {self.args[0]} answers in {given['apiVersion']}, not {self.api_version}"
+        )
+    return given["status"]
+
+
+exec_provider.ExecProvider.run = _run_plugin  # type: ignore[method-assign]
 
 
 def of_part(config: settings.Kubernetes, part: str) -> settings.Kubernetes:
@@ -127,7 +166,7 @@ async def load(config: settings.Kubernetes) -> k8s.ApiClient:
         MisconfiguredError: naming the file that cannot be used, and why.
     """
     path = source(config)
-    configuration = await _read(path)
+    configuration = await _read(path, config.timeout_s)
     configuration.connection_pool_maxsize = config.concurrency
     try:
         # No await from here to the end of `finally`: two loads would delete each other's files.
@@ -185,7 +224,7 @@ class _Handler(client_proto.ResponseHandler):
 async def refresh(config: settings.Kubernetes, configuration: k8s.Configuration) -> bool:
     """Read the credentials again, after a 401; tell whether the token is another one now."""
     with contextlib.suppress(errors.MisconfiguredError):
-        newer = await _read(source(config))
+        newer = await _read(source(config), config.timeout_s)
         kube_config._cleanup_temp_files()  # noqa: SLF001
         if newer.api_key and newer.api_key != configuration.api_key:
             configuration.api_key.update(newer.api_key)
@@ -201,15 +240,21 @@ def _is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-async def _read(path: str | None) -> k8s.Configuration:
+async def _read(path: str | None, timeout_s: float) -> k8s.Configuration:
     configuration = k8s.Configuration()
     try:
         if path is None:
             incluster_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            await kube_config.load_kube_config(
-                config_file=path, client_configuration=configuration, persist_config=False
-            )
+            async with asyncio.timeout(timeout_s):
+                await kube_config.load_kube_config(
+                    config_file=path, client_configuration=configuration, persist_config=False
+                )
+    except TimeoutError as error:
+        raise errors.MisconfiguredError(
+            f"kubeconfig {path} cannot be used: its exec plugin gave no credentials within {timeout_s:g} s; try it by"
+            " hand, or allow it more with SPUR_EVENTS_KUBERNETES_TIMEOUT_S"
+        ) from error
     except _UNUSABLE as error:
         name = f"kubeconfig {path}" if path else "the pod's ServiceAccount"
         raise errors.MisconfiguredError(f"{name} cannot be used: {error}; {_WHERE}") from error

@@ -111,7 +111,12 @@ class Kubernetes(_Group):
         description="Kubeconfig file; default: KUBECONFIG, then the pod's own ServiceAccount. Or a folder with one"
         " for each part: apply.kubeconfig, resync.kubeconfig, kubeconfig.kubeconfig.",
     )
-    timeout_s: float = Field(10.0, gt=0, le=60, description="Seconds that one request may take.")
+    timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=60,
+        description="Seconds that one request may take, and likewise the kubeconfig's exec plugin.",
+    )
     concurrency: int = Field(32, ge=1, le=512, description="Requests in flight at once, per process.")
 
     @field_validator("cluster")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from kubernetes_asyncio import client as k8s
 
 from spur_events import errors as base
-from spur_events import settings
+from spur_events import process, settings
 from spur_events.consumers import guard
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import connection, errors, observe, rights
@@ -81,8 +82,7 @@ async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
 
 @pytest.fixture
 async def client(fake: Fake) -> AsyncIterator[kube.Client]:
-    config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=0.5, concurrency=2)
-    async with kube.Client(config) as made:
+    async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig, concurrency=2)) as made:
         yield made
 
 
@@ -151,14 +151,15 @@ async def test_an_answer_that_is_no_object(fake: Fake, client: kube.Client, body
         await client.request("GET", "/x")
 
 
-async def test_a_server_that_hangs_or_is_gone_is_named(fake: Fake, client: kube.Client) -> None:
+async def test_a_server_that_hangs_or_is_gone_is_named(fake: Fake) -> None:
     async def hang(_: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(2)
+        await asyncio.Event().wait()
         return web.Response()
 
     fake.handler = hang
-    with pytest.raises(errors.SlowError, match=r"did not answer GET /x within 0\.5 s"):
-        await client.request("GET", "/x")
+    async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=2)) as slow:
+        with pytest.raises(errors.SlowError, match=r"did not answer GET /x within 2 s"):
+            await slow.request("GET", "/x")
     config = settings.Kubernetes(kubeconfig=fake.kubeconfig)
     fake.write(1, "t")
     async with kube.Client(config) as other:
@@ -191,8 +192,9 @@ async def test_writes_are_guarded_after_their_turn_came(fake: Fake, client: kube
     fake.handler = handler
     guarded = client.guarded(guard)
     first = [asyncio.create_task(guarded.request("PATCH", f"/{i}", body={})) for i in range(2)]
-    while len(fake.requests) < 2:  # both places are taken
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while len(fake.requests) < 2:  # both places are taken
+            await asyncio.sleep(0.01)
     waiting = asyncio.create_task(guarded.request("PATCH", "/late", body={}))
     await asyncio.sleep(0)
     valid = False
@@ -235,7 +237,7 @@ async def test_requests_in_flight_are_bounded(fake: Fake, client: kube.Client) -
         return web.json_response({})
 
     fake.handler = handler
-    await asyncio.gather(*(client.request("GET", f"/{i}") for i in range(10)))
+    await process.together(*(client.request("GET", f"/{i}") for i in range(10)))
     assert most == 2
 
 
@@ -337,3 +339,48 @@ async def test_no_request_goes_on_when_one_beside_it_was_refused(
         with pytest.raises(errors.ForbiddenError):
             await look(client)
         assert not client._api.rest_client.pool_manager.connector._acquired
+
+
+async def test_an_exec_plugin_that_hangs_is_ended_and_told(fake: Fake, tmp_path: Path) -> None:
+    """As one whose identity provider is away: nobody may wait for it for ever, nor may they pile up."""
+    plugin, hang, told = tmp_path / "plugin", tmp_path / "hang", tmp_path / "told"
+    given = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "t"},
+    }
+    plugin.write_text(
+        f"#!/bin/sh\nif [ -e {hang} ]; then echo $$ >> {told}; sleep 1000; fi\necho '{json.dumps(given)}'\n"
+    )
+    plugin.chmod(0o755)
+    content = yaml.safe_load(fake.kubeconfig.read_text())
+    content["users"][0]["user"] = {"exec": {"apiVersion": given["apiVersion"], "command": str(plugin)}}
+    fake.kubeconfig.write_text(yaml.safe_dump(content))
+    fake.answers(401)
+    config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=2)
+    async with kube.Client(config) as client:
+        hang.touch()
+        with pytest.raises(errors.UnauthorizedError):
+            await client.request("GET", "/x")
+    with pytest.raises(base.MisconfiguredError, match="exec plugin gave no credentials within 2 s"):
+        async with kube.Client(config):
+            pass
+    pids = told.read_text().split()
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+async def test_what_an_exec_plugin_says_when_it_fails_is_told(fake: Fake, tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_text("#!/bin/sh\necho log in first >&2\nexit 3\n")
+    plugin.chmod(0o755)
+    content = yaml.safe_load(fake.kubeconfig.read_text())
+    content["users"][0]["user"] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    }
+    fake.kubeconfig.write_text(yaml.safe_dump(content))
+    with pytest.raises(base.MisconfiguredError, match="ended with 3: log in first"):
+        async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig)):
+            pass
