@@ -86,9 +86,9 @@ class SingleServer(abc.ABC):
             TimedOutError: if it does not answer in time, likewise.
         """
         folders.make_private(self.folder)
-        if self.pid is not None and self.is_ready():
+        if self.child.is_own and self.is_ready():
             return
-        self.kill()
+        self.kill()  # also what another process left behind: it may be about to end
         self.prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             new_port = not self._port_file.exists()
