@@ -4,7 +4,7 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from support import servers
+from support import resyncs, servers
 from support import site as sites
 
 from spur_events.local.munge import Munge
@@ -79,5 +79,5 @@ async def site(
 ) -> AsyncIterator[sites.Site]:
     """Yield a running pipeline with one cluster, all of it this test's own."""
     given = sites.config(database_url, nats_server, control_plane, unique)
-    async with sites.running(given, unique) as found:
+    async with resyncs.running(given, unique) as found:
         yield found

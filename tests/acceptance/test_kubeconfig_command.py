@@ -112,8 +112,13 @@ async def test_one_command_and_kubectl_works(site: Site, alice: Person) -> None:
     code, _, told = await alice.kubectl("get", "pods", "-n", site.namespace("other"))
     assert code != 0
     assert "orbidden" in told
-    code, out, told = await alice.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
-    assert (out, told) == (f"system:serviceaccount:{site.namespace('lab')}:spur-user-alice", "")
+
+    async def is_herself() -> bool:
+        _, out, told = await alice.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+        # On a slow machine the responder may not say in time whether the token that is kept is still good.
+        return not told and out == f"system:serviceaccount:{site.namespace('lab')}:spur-user-alice"
+
+    await pipeline.eventually(is_herself, "she is her ServiceAccount, and nothing else is said")
 
 
 async def test_the_token_is_renewed_by_itself(alice: Person) -> None:
@@ -139,18 +144,28 @@ async def test_removed_and_added_again(site: Site, alice: Person) -> None:
     assert (await alice.kubectl("get", "pods"))[0] == 0
     site.sql("DELETE FROM users WHERE name = 'alice' AND account = '$lab'")
     await site.settled("lab")
-    code, _, told = await alice.kubectl("get", "pods")
-    assert code != 0
-    assert "not-a-member: user alice is not in an account" in told
+
+    async def is_told() -> bool:
+        code, _, told = await alice.kubectl("get", "pods")
+        return code != 0 and "not-a-member: user alice is not in an account" in told
+
+    await pipeline.eventually(is_told, "she is told that she is no member")
     assert alice.kept == [], "what is worth nothing is not kept"
     site.sql("INSERT INTO users (name, account) VALUES ('alice', '$lab')")
     await pipeline.published(site.config)
     assert (await alice.kubectl("get", "pods"))[0] == 0
+    (kept,) = alice.kept
+    first = json.loads(kept.read_text())["token"]
 
     site.sql("DELETE FROM users WHERE name = 'alice' AND account = '$lab'")
     site.sql("INSERT INTO users (name, account) VALUES ('alice', '$lab')")
     await site.settled("lab")
-    assert (await alice.kubectl("get", "pods"))[0] == 0, "with the token of the new membership, at once"
+
+    async def works_with_another() -> bool:
+        code, _, _ = await alice.kubectl("get", "pods")
+        return code == 0 and json.loads(kept.read_text())["token"] != first
+
+    await pipeline.eventually(works_with_another, "kubectl works with the token of the new membership")
 
 
 async def test_a_static_token_says_when_it_ends(site: Site, alice: Person) -> None:
@@ -298,7 +313,11 @@ async def test_kubectl_goes_on_while_nobody_answers(site: Site, alice: Person, n
         return (await alice.kubectl("get", "pods"))[0] == 0
 
     await pipeline.eventually(works, "kubectl works again")
-    assert site.bus.connected
+
+    async def connected() -> bool:
+        return site.bus.connected
+
+    await pipeline.eventually(connected, "the parts are connected again")
 
 
 async def test_stopped_and_frozen(
@@ -319,6 +338,7 @@ async def test_stopped_and_frozen(
         async def works() -> bool:
             return (await me.spur("kubeconfig"))[0] == 0
 
+        await beat(given, timedelta(0))
         await pipeline.eventually(works, "the responder answers")
         service.pause()
         code, _, told = await me.spur("kubeconfig", SPUR_EVENTS_ACCESS_REQUEST_TIMEOUT_S="1")
@@ -327,18 +347,28 @@ async def test_stopped_and_frozen(
         # With a token that is kept kubectl does not wait long, and works.
         assert (await me.kubectl("get", "pods"))[0] == 0
         service.resume()
+        await beat(given, timedelta(0))
         await pipeline.eventually(works, "the responder answers again")
         # The relay, which does not run, is silent for too long: nothing new, but what is kept is tried.
-        async with jetstream.connect(given.nats, "test", "test") as bus:
-            entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
-            assert entry is not None
-            beat = entry.value.model_copy(update={"at": datetime.now(UTC) - timedelta(minutes=5)})
-            await bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, beat)
+        await beat(given, timedelta(minutes=5))
         code, _, told = await me.spur("kubeconfig")
         assert (code, told.startswith("spur-events: relay-silent: ")) == (3, True)
-        code, _, told = await me.kubectl("get", "pods")
-        assert (code, "since relay-silent: " in told) == (0, True)
+
+        async def is_tried() -> bool:
+            code, _, told = await me.kubectl("get", "pods")
+            return code == 0 and "since relay-silent: " in told
+
+        await pipeline.eventually(is_tried, "what is kept is tried, and why is said")
     log = (tmp_path / "kubeconfig.log").read_text()
     assert "kubeconfig granted" in log
     for path in me.kept:
         assert json.loads(path.read_text())["token"] not in log
+
+
+async def beat(given: settings.Settings, age: timedelta) -> None:
+    """Be the relay that was heard of so long ago."""
+    async with jetstream.connect(given.nats, "test", "test") as bus:
+        entry = await bus.get(subjects.STATUS_BUCKET, subjects.RELAY_KEY, RelayStatus)
+        assert entry is not None
+        told = entry.value.model_copy(update={"at": datetime.now(UTC) - age})
+        await bus.put(subjects.STATUS_BUCKET, subjects.RELAY_KEY, told)

@@ -20,7 +20,7 @@ from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import kinds
 from spur_events.local.nats import Nats
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 _UPGRADED = (
     b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
     b"X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n"

@@ -55,13 +55,12 @@ async def _use(
         await site.add("lab", "alice", "bob")
         alice = asking.as_user(given, nats_server, "alice", folder)
 
-        async def listens() -> bool:
+        async def ready() -> bool:
             with contextlib.suppress(caller.NobodyError):
-                await asking.ask(alice, cluster.name, "alice", lifetime_s=1)
-                return True
+                return isinstance(await asking.ask(alice, cluster.name, "alice"), Grant)
             return False
 
-        await pipeline.eventually(listens, "the kubeconfig service has started")
+        await pipeline.eventually(ready, "the kubeconfig service has started, and the guard is in force")
         grants = []
         for request in ({}, {"lifetime_s": 600}, {"account": site.name("lab")}):
             found = await asking.ask(alice, cluster.name, "alice", **request)

@@ -34,13 +34,18 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def running(
-    database_url: str, nats_server: Nats, upstream: servers.Cluster, unique: str, folder: Path
+    database_url: str,
+    nats_server: Nats,
+    upstream: servers.Cluster,
+    unique: str,
+    folder: Path,
+    timeout_s: float = 30.0,
 ) -> AsyncIterator[Site]:
     async with proxy.before(upstream.kubeconfigs, folder) as between:
         config = pipeline.config(
             database_url,
             nats_server,
-            kubernetes={"cluster": unique, "kubeconfig": between.kubeconfig, "timeout_s": 1.0},
+            kubernetes={"cluster": unique, "kubeconfig": between.kubeconfig, "timeout_s": timeout_s},
             # Long, so that a partition that waits for it is seen.
             apply={"sweep_interval_s": 1.0, "retry_min_s": 0.2, "retry_max_s": 1.0, "ack_wait_s": 120.0},
         )
@@ -147,7 +152,11 @@ async def test_refused_role_bindings_are_degraded_and_everything_else_is_applied
         assert "no such right" in status.message
         assert status.applied is not None
         assert status.applied < status.wanted
-        assert await site.cluster.hard(bad) == {"requests.cpu": "2"}
+
+        async def in_force() -> bool:
+            return await site.cluster.hard(bad) == {"requests.cpu": "2"}
+
+        await pipeline.eventually(in_force, "the new quota is in force")
         assert await site.cluster.service_accounts(bad) == ["spur-user-alice"]
         assert await site.cluster.subjects(bad) == []
         await pipeline.settled(site.bus, site.config, good)
@@ -159,7 +168,7 @@ async def test_refused_role_bindings_are_degraded_and_everything_else_is_applied
 async def test_a_namespace_whose_requests_hang_holds_no_other_account_of_its_partition(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str, tmp_path: Path
 ) -> None:
-    async with running(database_url, nats_server, control_plane, unique, tmp_path) as site:
+    async with running(database_url, nats_server, control_plane, unique, tmp_path, timeout_s=5.0) as site:
         slow = f"{unique}slow"
         own = subjects.partition(names.slug(slow), site.bus.partitions)
         behind = [
@@ -187,7 +196,7 @@ async def test_an_existing_namespace_whose_writes_hang_holds_no_other_account_of
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str, tmp_path: Path
 ) -> None:
     """As an admission webhook does it that nobody answers."""
-    async with running(database_url, nats_server, control_plane, unique, tmp_path) as site:
+    async with running(database_url, nats_server, control_plane, unique, tmp_path, timeout_s=5.0) as site:
         slow = f"{unique}slow"
         own = subjects.partition(names.slug(slow), site.bus.partitions)
         other = next(

@@ -57,7 +57,7 @@ async def under_load(
         for number in range(2)
     ]
     strikes = 0
-    while not all(writer.done() for writer in writers):
+    while strikes < 2 or not all(writer.done() for writer in writers):
         await asyncio.sleep(rng.uniform(0.0, 0.6))
         await strike(rng)
         strikes += 1

@@ -418,7 +418,7 @@ async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
     async with kube.Client(settings.Kubernetes(kubeconfig=control_plane.kubeconfig)) as direct:
         address = direct.address
     at = urlsplit(address)
-    async with tcp.between(str(at.hostname), int(at.port or 0), pass_on) as port:
+    async with tcp.between(str(at.hostname), int(at.port or 0), pass_on, to_server=pass_on) as port:
 
         def connections() -> list[Any]:
             found = [one for one in gc.get_objects() if type(one).__name__ == "_SelectorSocketTransport"]

@@ -9,7 +9,7 @@ import pytest
 from support import pipeline, resyncs, servers, site
 
 from spur_events import jetstream, services
-from spur_events.consumers import guard
+from spur_events.consumers import guard, rights
 from spur_events.consumers.kube import apply, kinds
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.plan import guard as plan
@@ -21,10 +21,16 @@ from spur_events.schemas.resync import Action, Item, RunState
 
 @pytest.fixture
 async def here(
-    database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
+    database_url: str,
+    nats_server: Nats,
+    control_plane: servers.Cluster,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[site.Site]:
+    monkeypatch.setattr(rights, "_SOON_S", 0.2)
     async with resyncs.running(site.config(database_url, nats_server, control_plane, unique), unique) as made:
         await made.add("lab", "alice")
+        await made.guarded()
         yield made
 
 
@@ -200,9 +206,12 @@ async def test_a_cluster_that_does_not_enforce_it_is_found_out(here: site.Site) 
     namespace = kinds.one("Namespace", here.namespace("lab"))
     label = {"metadata": {"labels": {"spur.amd.com/installation": "elsewhere"}}}
     await here.cluster.patch(namespace, label)
-    answer = await ask(here)
-    assert answer.guard is GuardState.MISSING
-    assert "does not enforce it" in answer.message
+
+    async def found_out() -> bool:
+        answer = await ask(here)
+        return answer.guard is GuardState.MISSING and "does not enforce it" in answer.message
+
+    await pipeline.eventually(found_out, "the guard is found to be without effect")
     own = await here.bus.check_topology()
     await here.cluster.patch(namespace, {"metadata": {"labels": {"spur.amd.com/installation": own}}})
 

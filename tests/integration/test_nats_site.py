@@ -338,7 +338,7 @@ async def test_a_connection_that_the_server_ends_for_good_ends_its_part(
         account=account.public,
         name="short",
         permissions={},
-        expires=int(time.time()) + 2,
+        expires=int(time.time()) + 6,
     )
     file = tmp_path / "short.creds"
     file.write_text(claims.credentials(token, key))

@@ -42,7 +42,7 @@ async def test_the_cluster_ends_as_the_database_says(
             )
         )
         assert sum(counts) >= 1000
-        stored = await compare.whole(bus, given, cluster, hint=f"seed {seed}")
+        stored = await compare.whole(bus, given, cluster, hint=f"seed {seed}", patience_s=300.0)
         alive = [state for state in stored.values() if state.deletion is None]
         assert alive, f"seed {seed} left no account: it shows little"
         assert len(alive) < len(stored), f"seed {seed} deleted nothing: it shows little"

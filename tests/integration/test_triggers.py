@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from support.pipeline import PATIENCE_S
 
 Connection = psycopg.Connection[dict[str, Any]]
 
@@ -343,7 +344,8 @@ def test_one_notification_a_statement(db: Connection, database_url: str) -> None
         listener.execute("listen spur_events")
         for statement in SEED:
             db.execute(statement.encode())
-        received = list(listener.notifies(timeout=0.3))
+        received = list(listener.notifies(timeout=PATIENCE_S, stop_after=2))
+        received += listener.notifies(timeout=0.1)
     assert [(note.channel, note.payload) for note in received] == [("spur_events", "")] * 2
 
 

@@ -22,6 +22,7 @@ from spur_events.schemas.status import AccountStatus, Phase
 
 _Key = tuple[str, str, str]
 _MANAGED = sorted(set(kinds.KINDS) - {"Pod"})
+_NOT_IN_FORCE = "is not in force"
 _NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata"})
 
 
@@ -38,10 +39,13 @@ async def whole(
 
     `healing_s`: how long a difference may last that a late write of a frozen process has made.
     """
-    until_s = time.monotonic() + healing_s
     stored = await _settled(bus, given, patience_s, hint)
+    begun_s = time.monotonic()
     found = await differences(bus, given, cluster, stored)
-    while found and time.monotonic() < until_s:
+    # A closed account is settled before the quota controller has taken up its quota.
+    while found and time.monotonic() < begun_s + (
+        patience_s if all(_NOT_IN_FORCE in one for one in found) else healing_s
+    ):
         await asyncio.sleep(0.1)
         found = await differences(bus, given, cluster, stored)
     assert not found, f"{hint} {len(found)} differences:\n" + "\n".join(found[:40])
@@ -199,7 +203,7 @@ def _unlike(want: dict[str, Any], live: dict[str, Any]) -> list[str]:
     if want["kind"] == "ResourceQuota" and not _same(
         want["spec"]["hard"], (live.get("status") or {}).get("hard") or {}
     ):
-        problems.append(f"is not in force: {live.get('status')}, not {want['spec']['hard']}")
+        problems.append(f"{_NOT_IN_FORCE}: {live.get('status')}, not {want['spec']['hard']}")
     return problems
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from support import pipeline
 from support.site import Site
 
 from spur_events import settings
@@ -57,6 +58,15 @@ async def may_list_pods(member: kube.Client, namespace: str) -> bool:
     except (kube_errors.UnauthorizedError, kube_errors.ForbiddenError):
         return False
     return True
+
+
+async def let_in(member: kube.Client, namespace: str) -> None:
+    """Wait until the owner of a token can: the API server takes a new RoleBinding up moments later."""
+
+    async def check() -> bool:
+        return await may_list_pods(member, namespace)
+
+    await pipeline.eventually(check, "the API server knows the binding")
 
 
 async def status_of(member: kube.Client, method: str, path: str, body: Any = None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from spur_events import jetstream, postgres, private, services, settings
 from spur_events.consumers.kube import apply, observe
 from spur_events.consumers.kube import client as kube
-from spur_events.consumers.plan import marks
+from spur_events.consumers.plan import guard, marks
 from spur_events.local import kubeconfigs
 from spur_events.local.nats import Nats
 from spur_events.producers.relay import Relay
@@ -151,8 +151,28 @@ def installation(given: settings.Settings) -> str:
 
 async def may_guard(given: settings.Settings) -> None:
     """Let apply write the member guard of this database's installation, as an administrator does by hand."""
+    name = installation(given)
+    question = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{kubeconfigs.NAMESPACE}:spur-events-apply",
+            "resourceAttributes": {
+                "group": guard.GROUP,
+                "resource": "validatingadmissionpolicybindings",
+                "verb": "patch",
+                "name": guard.name(name),
+            },
+        },
+    }
     async with kube.Client(given.kubernetes) as client:
-        await kubeconfigs.write(client, kubeconfigs.guard_manifests(installation(given)))
+        await kubeconfigs.write(client, kubeconfigs.guard_manifests(name))
+
+        async def may() -> bool:
+            path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+            return bool((await client.request("POST", path, body=question))["status"]["allowed"])
+
+        await eventually(may, "the API server knows that apply may write the guard")
 
 
 class Cluster:

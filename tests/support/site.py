@@ -7,11 +7,12 @@ from typing import Any
 
 from support import pipeline, servers
 
-from spur_events import jetstream, settings
+from spur_events import jetstream, services, settings
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import kinds
 from spur_events.local.nats import Nats
 from spur_events.schemas import names, subjects
+from spur_events.schemas.access import GuardState, PartReport
 from spur_events.schemas.events import Recheck, RecheckReason
 from spur_events.schemas.status import AccountStatus, Phase
 
@@ -41,6 +42,18 @@ class Site:
         for user in users:
             self.sql(f"INSERT INTO users (name, account) VALUES ('{user}', '${account}')")
         await self.settled(account)
+
+    async def guarded(self) -> None:
+        """Wait until apply has proven the member guard: the next time that it looks by itself is a minute away."""
+
+        async def proven() -> bool:
+            key = subjects.part_key(self.cluster.name, "apply")
+            entry = await self.bus.get(subjects.STATUS_BUCKET, key, PartReport)
+            if entry is None:
+                return False
+            return entry.value.guard is GuardState.IN_FORCE and not entry.value.message
+
+        await pipeline.eventually(proven, "the member guard is in force")
 
     async def delete(self, account: str) -> AccountStatus:
         """Delete an account, and wait until that is applied."""
@@ -135,7 +148,9 @@ class Site:
 
         async def answered() -> AccountStatus | None:
             entry = await self.bus.get(subjects.STATUS_BUCKET, key, AccountStatus)
-            return entry.value if entry is not None and entry.value.handled_sequence >= sequence else None
+            if entry is None or entry.value.handled_sequence < sequence or entry.value.phase is Phase.PENDING:
+                return None
+            return entry.value
 
         return await pipeline.eventually(answered, f"{reason} of {slug} is answered")
 
@@ -168,6 +183,18 @@ async def running(given: settings.Settings, prefix: str) -> AsyncIterator[Site]:
     """Run everything until the block ends."""
     async with (
         pipeline.everything(given),
+        jetstream.connect(given.nats, "test", "test") as bus,
+        pipeline.cluster(given) as cluster,
+    ):
+        yield Site(config=given, bus=bus, cluster=cluster, prefix=prefix)
+
+
+@contextlib.asynccontextmanager
+async def without_relay(given: settings.Settings, prefix: str) -> AsyncIterator[Site]:
+    """Run what a cluster needs, without the relay, until the block ends."""
+    async with (
+        pipeline.background(services.apply(given)),
+        pipeline.background(services.resync(given)),
         jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
