@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import sys
@@ -474,10 +475,12 @@ class Bus:
             yield
         finally:
             await unsubscribe(subscription)
-            await asyncio.sleep(0)  # so that each has begun: only then it can tell
-            for task in answering:
-                task.cancel()
-            await asyncio.gather(*answering, return_exceptions=True)
+            try:
+                await asyncio.sleep(0)  # so that each has begun: only then it can tell
+            finally:
+                for task in answering:
+                    task.cancel()
+                await asyncio.gather(*answering, return_exceptions=True)
 
     def check_permitted(self) -> None:
         """Complain if the server refused us a subject, as far as it has answered by now (after a flush).
@@ -555,6 +558,10 @@ async def unsubscribe(subscription: Subscription | JetStreamContext.PullSubscrip
 
 
 _STREAM_NOT_FOUND = 10059
+#: How a pull ends without an event: its time is over, or the consumer is moved, deleted or asked by too many.
+_TRY_AGAIN = frozenset({"404", "408", "409"})
+#: Seconds that the server's word on a pull that has ended may take, or our own time to read it.
+_LAST_WORD_S = 5.0
 _ENDING = "who was asked has just ended, or does not lead any more; ask again"
 
 
@@ -595,43 +602,40 @@ class Pull:
 
     def __init__(self, bus: Bus, consumer: str) -> None:
         self._bus = bus
-        self._consumer = consumer
-        self._inbox: JetStreamContext.PullSubscription | None = None
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.EVENTS_STREAM}.{consumer}"
+        self._inbox: Subscription | None = None
 
     async def next(self, wait_s: float) -> Message | None:
         """Return the next event, or None if none came within `wait_s` or the server asked to try again.
 
         The event is one that the server handed out because of this call: a lease on it counts from here. One for
-        an earlier call may lie about for as long as this process was frozen, and be another worker's by now.
+        an earlier call may lie about for as long as this process was frozen, and be another worker's by now. (The
+        library's `fetch` takes what it finds; and its wait ends a moment before the server's, so that an event
+        which comes in between would have to be told from one that is late.)
         """
+        client = self._bus._client  # noqa: SLF001 - one module, one border
         async with self._bus._asking():  # noqa: SLF001
-            # A request that did not end with its event may still be answered: it keeps its inbox for itself.
             inbox, self._inbox = self._inbox, None
             if inbox is None:
-                inbox = await self._bus._js.pull_subscribe_bind(  # noqa: SLF001
-                    self._consumer, stream=subjects.EVENTS_STREAM
-                )
+                inbox = await client.subscribe(client.new_inbox())
             try:
-                message = await self._asked(inbox, wait_s)
+                request = {"batch": 1, "expires": int(wait_s * 1e9)}
+                await client.publish(self._subject, json.dumps(request).encode(), reply=inbox.subject)
+                # The server ends each request, with an event or a status.
+                message = await inbox.next_msg(timeout=wait_s + _LAST_WORD_S)
+            except nats.errors.TimeoutError:
+                await unsubscribe(inbox)
+                return None
             except BaseException:
                 await unsubscribe(inbox)
                 raise
-            if message is None:
-                await unsubscribe(inbox)
-                return None
             self._inbox = inbox
-            return Message(message, self._bus)
-
-    async def _asked(self, inbox: JetStreamContext.PullSubscription, wait_s: float) -> Msg | None:
-        try:
-            return (await inbox.fetch(1, timeout=wait_s))[0]
-        except nats.errors.TimeoutError:
-            # The server may have handed one out at the last moment, which nobody else would get for an ack wait.
-            # It comes before the answer to a flush.
-            await self._bus._client.flush()  # noqa: SLF001
-            queue = inbox._sub._pending_queue  # noqa: SLF001
-            left = [queue.get_nowait() for _ in range(queue.qsize())]
-            return next((one for one in left if not JetStreamContext.is_status_msg(one)), None)
+            status = JetStreamContext.is_status_msg(message)
+            if status is None:
+                return Message(message, self._bus)
+            if status not in _TRY_AGAIN:
+                raise nats.js.errors.APIError.from_msg(message)
+            return None
 
     async def end(self) -> None:
         """Take no more events."""

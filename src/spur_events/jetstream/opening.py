@@ -34,6 +34,8 @@ from spur_events.settings import Nats
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
+#: Seconds that a try counts at least, so that a server which hangs up at once is not asked in a hot loop.
+_HANGS_UP_S = 1.0
 #: Errors of the server about who we are and what we may (nats-server's errors.go): not mended by connecting again, or,
 #: the permissions, without an end of the connection.
 _ABOUT_US = ("auth", "revoked", "expired", "permissions")
@@ -115,18 +117,21 @@ def tls(settings: Nats) -> dict[str, ssl.SSLContext]:
 async def opened(**options: Any) -> tuple[Client, asyncio.Event]:
     """Connect a new client; return it, and what is set when the connection has ended for good.
 
-    A server gives a client less than two seconds to sign in (identity.serverconf): where one of us was too busy for
-    that, it is tried again.
+    A server gives a client less than two seconds to sign in (identity.serverconf). Where one of us was too busy for
+    that, it is tried again, if that fits into `connect_timeout`.
     """
-    for last in (False, False, True):
-        client = Client()
+    begun_s = time.monotonic()
+    while True:
+        client, tried_s = Client(), time.monotonic()
         try:
             return client, await connect(client, **options)
         except (nats.errors.Error, OSError) as error:
             hung_up = isinstance(error, ConnectionResetError | BrokenPipeError | nats.errors.UnexpectedEOF)
-            if last or not (hung_up or "authentication timeout" in str(error).lower()):
+            if not (hung_up or "authentication timeout" in str(error).lower()):
                 raise
-    raise AssertionError("the loop returns or raises")
+            now_s = time.monotonic()
+            if now_s - begun_s + max(now_s - tried_s, _HANGS_UP_S) > options["connect_timeout"]:
+                raise
 
 
 async def connect(client: Client, **options: Any) -> asyncio.Event:
