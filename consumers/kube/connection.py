@@ -68,21 +68,29 @@ async def _run_plugin(self: Any, previous_response: str | None = None) -> Any:  
     )
     try:
         out, told = await plugin.communicate()
-    finally:
-        if plugin.returncode is None:
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(plugin.pid, signal.SIGKILL)  # with what it has started
-            await plugin.wait()
+        raise
+    finally:
+        plugin._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its pipes
+        await plugin.wait()
+    name = self.args[0]
     if plugin.returncode:
+        said = told.decode("utf-8", "replace").strip() or "it said nothing"
         raise config_exception.ConfigException(
-            f"the exec plugin {self.args[0]} ended with {plugin.returncode}:"
-            f" {told.decode('utf-8', 'replace').strip() or 'it said nothing'}"
+            f"the exec plugin {name} ended with {plugin.returncode}: {said}"
         )
-    given = json.loads(out)
-    if given["apiVersion"] != self.api_version:
+    try:
+        given = json.loads(out)
+        version, status = given["apiVersion"], given["status"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise config_exception.ConfigException(f"the exec plugin {name} printed no ExecCredential") from error
+    if version != self.api_version:
         raise config_exception.ConfigException(
-            f"the exec plugin {self.args[0]} answers in {given['apiVersion']}, not {self.api_version}"
+            f"the exec plugin {name} answers in {version}, not {self.api_version}"
         )
-    return given["status"]
+    return status
 
 
 exec_provider.ExecProvider.run = _run_plugin  # type: ignore[method-assign]
@@ -252,8 +260,8 @@ async def _read(path: str | None, timeout_s: float) -> k8s.Configuration:
                 )
     except TimeoutError as error:
         raise errors.MisconfiguredError(
-            f"kubeconfig {path} cannot be used: its exec plugin gave no credentials within {timeout_s:g} s; try it by"
-            " hand, or allow it more with SPUR_EVENTS_KUBERNETES_TIMEOUT_S"
+            f"kubeconfig {path} cannot be used: no credentials within {timeout_s:g} s from what it names (an exec"
+            " plugin, for example); try that by hand, or allow it more with SPUR_EVENTS_KUBERNETES_TIMEOUT_S"
         ) from error
     except _UNUSABLE as error:
         name = f"kubeconfig {path}" if path else "the pod's ServiceAccount"

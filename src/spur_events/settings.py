@@ -115,7 +115,7 @@ class Kubernetes(_Group):
         10.0,
         gt=0,
         le=60,
-        description="Seconds that one request may take, and likewise the kubeconfig's exec plugin.",
+        description="Seconds that one request may take, and as many to get credentials as the kubeconfig says.",
     )
     concurrency: int = Field(32, ge=1, le=512, description="Requests in flight at once, per process.")
 

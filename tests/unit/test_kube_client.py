@@ -362,7 +362,7 @@ async def test_an_exec_plugin_that_hangs_is_ended_and_told(fake: Fake, tmp_path:
         hang.touch()
         with pytest.raises(errors.UnauthorizedError):
             await client.request("GET", "/x")
-    with pytest.raises(base.MisconfiguredError, match="exec plugin gave no credentials within 2 s"):
+    with pytest.raises(base.MisconfiguredError, match="no credentials within 2 s"):
         async with kube.Client(config):
             pass
     pids = told.read_text().split()
@@ -384,3 +384,24 @@ async def test_what_an_exec_plugin_says_when_it_fails_is_told(fake: Fake, tmp_pa
     with pytest.raises(base.MisconfiguredError, match="ended with 3: log in first"):
         async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig)):
             pass
+
+
+@pytest.mark.parametrize(
+    "script", ["exec yes", "setsid sleep 30 & sleep 60", "echo '{}'; sleep 30 &"], ids=lambda s: s[:8]
+)
+async def test_nothing_that_an_exec_plugin_leaves_behind_is_waited_for(
+    fake: Fake, tmp_path: Path, script: str
+) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\n{script}\n")
+    plugin.chmod(0o755)
+    content = yaml.safe_load(fake.kubeconfig.read_text())
+    content["users"][0]["user"] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    }
+    fake.kubeconfig.write_text(yaml.safe_dump(content))
+    config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=1)
+    async with asyncio.timeout(20):
+        with pytest.raises(base.MisconfiguredError, match="no credentials within 1 s"):
+            async with kube.Client(config):
+                pass
