@@ -29,7 +29,7 @@ from spur_events.schemas.status import AccountStatus, Phase
 
 _POLL_S = 0.1
 #: How often a listening service is looked for, `_POLL_S` apart.
-_LOOKS = 10
+_LOOKS = 50
 #: Without a sign of life from the process that runs a resync for so long, it is given up. Longer than that process
 #: waits for the writers, which is told.
 _SILENCE_S = answers.STALL_S + 30.0

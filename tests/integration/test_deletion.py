@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from support import compare, pipeline, servers, site
+from support import compare, pipeline, resyncs, servers, site
 
 from spur_events import settings
 from spur_events.consumers.kube import kinds
@@ -23,7 +23,7 @@ Start = Callable[..., AbstractAsyncContextManager[site.Site]]
 def start(database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str) -> Start:
     def running(**resync: Any) -> AbstractAsyncContextManager[site.Site]:
         given = site.config(database_url, nats_server, control_plane, unique, resync=resync)
-        return site.running(given, unique)
+        return resyncs.running(given, unique)
 
     return running
 

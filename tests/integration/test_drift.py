@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from support import compare, servers, site
+from support import compare, resyncs, servers, site
 
 from spur_events.consumers.plan import marks
 from spur_events.local.nats import Nats
@@ -19,7 +19,7 @@ EVE = {"kind": "User", "name": "eve", "apiGroup": RBAC}
 async def here(
     database_url: str, nats_server: Nats, control_plane: servers.Cluster, unique: str
 ) -> AsyncIterator[site.Site]:
-    async with site.running(site.config(database_url, nats_server, control_plane, unique), unique) as made:
+    async with resyncs.running(site.config(database_url, nats_server, control_plane, unique), unique) as made:
         yield made
 
 

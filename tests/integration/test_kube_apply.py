@@ -404,14 +404,11 @@ async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
     made = connection._Handler.connection_made
 
     def just_there(handler: connection._Handler, transport: asyncio.BaseTransport) -> None:
-        made(handler, transport)
-        if moment == "when the connection is just there":
-            stop()
-
-    def stop() -> None:
         nonlocal frozen
-        frozen = True
-        watching.cancel()
+        made(handler, transport)
+        frozen = True  # a connection with an unread answer would end at once
+        if moment == "when the connection is just there":
+            watching.cancel()
 
     monkeypatch.setattr(connection._Handler, "connection_made", just_there)
     admin = control_plane.kubeconfig.read_text()
@@ -439,7 +436,7 @@ async def test_a_closed_client_holds_no_connection_to_a_server_that_is_frozen(
 
             if moment == "while the answer is awaited":
                 await pipeline.eventually(begun, "the request is under way")
-                stop()
+                watching.cancel()
             await asyncio.wait({watching})
             assert connections()
         assert not connections()

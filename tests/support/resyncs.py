@@ -52,7 +52,7 @@ async def report(bus: jetstream.Bus, cluster: str, asked: str = "") -> ResyncRep
     return entry.value if entry else None
 
 
-async def ended(bus: jetstream.Bus, cluster: str, asked: str, patience_s: float = 90.0) -> ResyncReport:
+async def ended(bus: jetstream.Bus, cluster: str, asked: str, patience_s: float = 300.0) -> ResyncReport:
     """Wait until a resync ended, and return its report."""
 
     async def check() -> ResyncReport | None:

@@ -193,8 +193,8 @@ async def running(given: settings.Settings, prefix: str) -> AsyncIterator[Site]:
 async def without_relay(given: settings.Settings, prefix: str) -> AsyncIterator[Site]:
     """Run what a cluster needs, without the relay, until the block ends."""
     async with (
-        pipeline.background(services.apply(given)),
-        pipeline.background(services.resync(given)),
+        pipeline.part(services.apply, given),
+        pipeline.part(services.resync, given),
         jetstream.connect(given.nats, "test", "test") as bus,
         pipeline.cluster(given) as cluster,
     ):
