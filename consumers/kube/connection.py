@@ -25,7 +25,7 @@ from aiohttp import client_proto
 from kubernetes_asyncio import client as k8s
 from kubernetes_asyncio.config import config_exception, exec_provider, incluster_config, kube_config
 
-from spur_events import errors, settings
+from spur_events import errors, process, settings
 
 _UNUSABLE = (
     *(config_exception.ConfigException, yaml.YAMLError, OSError),
@@ -204,7 +204,7 @@ async def close(api: k8s.ApiClient) -> None:
     """
     pool: Any = api.rest_client.pool_manager.connector
     for transport in list(pool._factory.transports):  # noqa: SLF001
-        transport.abort()
+        process.abort(transport)
     await api.close()
     await asyncio.sleep(0)  # asyncio closes them in its next round
 

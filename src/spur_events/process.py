@@ -92,3 +92,10 @@ async def until_signal(work: Awaitable[object]) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def abort(transport: asyncio.WriteTransport) -> None:
+    """End a connection at once, whatever state it is in."""
+    # One over TLS that was closed twice has forgotten its protocol, which `abort` of Python 3.11.2 does not expect.
+    with contextlib.suppress(AttributeError):
+        transport.abort()

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support import members, pipeline, servers, site
 
+from spur_events import process
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import kinds
 from spur_events.local.nats import Nats
@@ -73,7 +74,7 @@ async def kubelet(certificates: Path) -> AsyncIterator[int]:
     finally:
         server.close()
         for writer in open_streams:
-            writer.transport.abort()
+            process.abort(writer.transport)
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +115,7 @@ async def stream(
         assert answer.startswith(b"HTTP/1.1 " + status), answer
         yield Stream(reader=reader, writer=writer)
     finally:
-        writer.transport.abort()
+        process.abort(writer.transport)
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 

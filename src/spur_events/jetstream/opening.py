@@ -199,7 +199,7 @@ def _abort(transport: Any) -> None:
     for name in ("_io_writer", "_bare_io_writer"):
         writer = getattr(transport, name, None)
         if writer is not None:
-            writer.transport.abort()
+            process.abort(writer.transport)
 
 
 @asynccontextmanager
