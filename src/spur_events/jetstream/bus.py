@@ -558,8 +558,9 @@ async def unsubscribe(subscription: Subscription | JetStreamContext.PullSubscrip
 
 
 _STREAM_NOT_FOUND = 10059
-#: How a pull ends without an event: its time is over, or the consumer is moved, deleted or asked by too many.
-_TRY_AGAIN = frozenset({"404", "408", "409"})
+#: How a pull ends without an event: its time is over; or the consumer is moved, deleted or asked by too many.
+_OVER = "408"
+_TRY_AGAIN = frozenset({"404", "409"})
 #: Seconds that the server's word on a pull that has ended may take, or our own time to read it.
 _LAST_WORD_S = 5.0
 _ENDING = "who was asked has just ended, or does not lead any more; ask again"
@@ -629,10 +630,11 @@ class Pull:
             except BaseException:
                 await unsubscribe(inbox)
                 raise
-            self._inbox = inbox
             status = JetStreamContext.is_status_msg(message)
-            if status is None:
-                return Message(message, self._bus)
+            if status in (None, _OVER):
+                self._inbox = inbox
+                return Message(message, self._bus) if status is None else None
+            await unsubscribe(inbox)  # where a consumer is gone, more than one word may come
             if status not in _TRY_AGAIN:
                 raise nats.js.errors.APIError.from_msg(message)
             return None
