@@ -60,10 +60,8 @@ class Answers:
                 continue
             number, item, sequence = self._expected[slug]
             status = entry.value
-            if entry.sequence <= self._before or status.handled_sequence < sequence:
+            if entry.sequence <= self._before or not status.answers(sequence):
                 continue
-            if status.phase is Phase.PENDING:
-                continue  # written, and in force in a moment
             del self._expected[slug]
             self._ended[number] = _ended(item, status)
             answered += 1

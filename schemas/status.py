@@ -60,6 +60,10 @@ class AccountStatus(Frozen):
         """Whether the cluster is as the newest state that was looked at wants it."""
         return self.phase in SETTLED and self.applied == self.wanted
 
+    def answers(self, sequence: int) -> bool:
+        """Whether the event with this stream sequence was handled; pending, it is in force in a moment."""
+        return self.handled_sequence >= sequence and self.phase is not Phase.PENDING
+
 
 #: Seconds after which a relay that gave no heartbeat is not trusted any more (design rule 18).
 RELAY_STALE_S = 60.0

@@ -285,7 +285,7 @@ async def _handled(bus: jetstream.Bus, cluster: str, slug: str, sequence: int) -
         async with asyncio.timeout(_SILENCE_S):
             while True:
                 entry = await bus.get(subjects.STATUS_BUCKET, key, AccountStatus, newest=True)
-                if entry is not None and entry.value.handled_sequence >= sequence:
+                if entry is not None and entry.value.answers(sequence):
                     return entry.value
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:

@@ -262,9 +262,10 @@ async def test_an_event_that_comes_late_is_no_answer_to_a_later_question(nats_se
             await message.done()
 
 
-async def test_a_part_that_ends_tells_those_whose_requests_it_has(nats_server: Nats) -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "is cancelled as it fails"])
+async def test_a_part_that_ends_tells_those_whose_requests_it_has(nats_server: Nats, fails: bool) -> None:
     given = pipeline.config("", nats_server).nats
-    taken = asyncio.Event()
+    listening, taken = asyncio.Event(), asyncio.Event()
 
     async def never(_request: AuditRequest) -> Checkpoint:
         taken.set()
@@ -275,13 +276,24 @@ async def test_a_part_that_ends_tells_those_whose_requests_it_has(nats_server: N
         jetstream.connect(given, "test", "test") as bus,
         jetstream.connect(given, "asks", "test") as asker,
     ):
+
+        async def part() -> None:
+            with contextlib.suppress(LookupError):
+                async with bus.answering(subjects.AUDIT_REQUEST, AuditRequest, never):
+                    await bus._client.flush()
+                    listening.set()
+                    await taken.wait()
+                    if fails:
+                        task.cancel()
+                        raise LookupError
+
+        task = asyncio.create_task(part())
+        await listening.wait()
         question = AuditRequest(installation="x")
-        async with bus.answering(subjects.AUDIT_REQUEST, AuditRequest, never):
-            await bus._client.flush()
-            asked = asyncio.create_task(asker.ask(subjects.AUDIT_REQUEST, question, Checkpoint, 60.0))
-            await taken.wait()
+        asked = asyncio.create_task(asker.ask(subjects.AUDIT_REQUEST, question, Checkpoint, 60.0))
         with pytest.raises(errors.TemporaryError, match="has just ended"):
             await asked
+        await asyncio.wait({task})
 
 
 async def test_a_service_whose_start_was_cut_off_leaves_nothing_behind(
@@ -366,34 +378,3 @@ async def test_who_was_too_slow_to_sign_in_tries_again(nats_server: Nats, refuse
             async with jetstream.connect(there, "test", "test") as bus:
                 assert bus.connected
     assert tries == (2 if refused == 2 else 3), "one more for the connection that stays"
-
-
-async def test_all_who_ask_a_part_that_ends_are_told_whatever_ends_it(nats_server: Nats) -> None:
-    """Also where it is cancelled in the moment in which it fails."""
-    given = pipeline.config("", nats_server).nats
-    taken = asyncio.Event()
-
-    async def never(_request: AuditRequest) -> Checkpoint:
-        taken.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with (
-        jetstream.connect(given, "test", "test") as bus,
-        jetstream.connect(given, "asks", "test") as asker,
-    ):
-        question = AuditRequest(installation="x")
-
-        async def part() -> None:
-            with contextlib.suppress(LookupError):
-                async with bus.answering(subjects.AUDIT_REQUEST, AuditRequest, never):
-                    await bus._client.flush()
-                    await taken.wait()
-                    task.cancel()
-                    raise LookupError
-
-        task = asyncio.create_task(part())
-        asked = asyncio.create_task(asker.ask(subjects.AUDIT_REQUEST, question, Checkpoint, 60.0))
-        with pytest.raises(errors.TemporaryError, match="has just ended"):
-            await asked
-        await asyncio.wait({task})

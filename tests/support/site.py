@@ -148,9 +148,7 @@ class Site:
 
         async def answered() -> AccountStatus | None:
             entry = await self.bus.get(subjects.STATUS_BUCKET, key, AccountStatus)
-            if entry is None or entry.value.handled_sequence < sequence or entry.value.phase is Phase.PENDING:
-                return None
-            return entry.value
+            return entry.value if entry is not None and entry.value.answers(sequence) else None
 
         return await pipeline.eventually(answered, f"{reason} of {slug} is answered")
 

@@ -21,6 +21,7 @@ from spur_events.consumers import guard
 from spur_events.consumers.kube import client as kube
 from spur_events.consumers.kube import connection, errors, observe, rights
 
+EXEC_API = "client.authentication.k8s.io/v1"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -58,6 +59,15 @@ class Fake:
             current-context: x
             """
         )
+
+    def plugin(self, script: str) -> None:
+        """Have the kubeconfig name an exec plugin, with this shell script in it."""
+        path = self.kubeconfig.with_name("plugin")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        content = yaml.safe_load(self.kubeconfig.read_text())
+        content["users"][0]["user"] = {"exec": {"apiVersion": EXEC_API, "command": str(path)}}
+        self.kubeconfig.write_text(yaml.safe_dump(content))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
@@ -343,19 +353,9 @@ async def test_no_request_goes_on_when_one_beside_it_was_refused(
 
 async def test_an_exec_plugin_that_hangs_is_ended_and_told(fake: Fake, tmp_path: Path) -> None:
     """As one whose identity provider is away: nobody may wait for it for ever, nor may they pile up."""
-    plugin, hang, told = tmp_path / "plugin", tmp_path / "hang", tmp_path / "told"
-    given = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": {"token": "t"},
-    }
-    plugin.write_text(
-        f"#!/bin/sh\nif [ -e {hang} ]; then echo $$ >> {told}; sleep 1000; fi\necho '{json.dumps(given)}'\n"
-    )
-    plugin.chmod(0o755)
-    content = yaml.safe_load(fake.kubeconfig.read_text())
-    content["users"][0]["user"] = {"exec": {"apiVersion": given["apiVersion"], "command": str(plugin)}}
-    fake.kubeconfig.write_text(yaml.safe_dump(content))
+    hang, told = tmp_path / "hang", tmp_path / "told"
+    given = json.dumps({"apiVersion": EXEC_API, "kind": "ExecCredential", "status": {"token": "t"}})
+    fake.plugin(f"if [ -e {hang} ]; then echo $$ >> {told}; sleep 1000; fi\necho '{given}'")
     fake.answers(401)
     config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=2)
     async with kube.Client(config) as client:
@@ -372,15 +372,8 @@ async def test_an_exec_plugin_that_hangs_is_ended_and_told(fake: Fake, tmp_path:
             os.kill(int(pid), 0)
 
 
-async def test_what_an_exec_plugin_says_when_it_fails_is_told(fake: Fake, tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin"
-    plugin.write_text("#!/bin/sh\necho log in first >&2\nexit 3\n")
-    plugin.chmod(0o755)
-    content = yaml.safe_load(fake.kubeconfig.read_text())
-    content["users"][0]["user"] = {
-        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    }
-    fake.kubeconfig.write_text(yaml.safe_dump(content))
+async def test_what_an_exec_plugin_says_when_it_fails_is_told(fake: Fake) -> None:
+    fake.plugin("echo log in first >&2\nexit 3")
     with pytest.raises(base.MisconfiguredError, match="ended with 3: log in first"):
         async with kube.Client(settings.Kubernetes(kubeconfig=fake.kubeconfig)):
             pass
@@ -389,17 +382,8 @@ async def test_what_an_exec_plugin_says_when_it_fails_is_told(fake: Fake, tmp_pa
 @pytest.mark.parametrize(
     "script", ["exec yes", "setsid sleep 30 & sleep 60", "echo '{}'; sleep 30 &"], ids=lambda s: s[:8]
 )
-async def test_nothing_that_an_exec_plugin_leaves_behind_is_waited_for(
-    fake: Fake, tmp_path: Path, script: str
-) -> None:
-    plugin = tmp_path / "plugin"
-    plugin.write_text(f"#!/bin/sh\n{script}\n")
-    plugin.chmod(0o755)
-    content = yaml.safe_load(fake.kubeconfig.read_text())
-    content["users"][0]["user"] = {
-        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    }
-    fake.kubeconfig.write_text(yaml.safe_dump(content))
+async def test_nothing_that_an_exec_plugin_leaves_behind_is_waited_for(fake: Fake, script: str) -> None:
+    fake.plugin(script)
     config = settings.Kubernetes(kubeconfig=fake.kubeconfig, timeout_s=1)
     async with asyncio.timeout(20):
         with pytest.raises(base.MisconfiguredError, match="no credentials within 1 s"):
